@@ -29,21 +29,22 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
         CatalogError: the catalog does not respond, or refuses the credentials.
     """
     config = Config()
-    known = name or config.get_default_catalog_name()
-    merged = {**(config.get_catalog_config(known) or {}), **properties}
-    if not is_configured(merged):
+    catalog_name = name or config.get_default_catalog_name()
+    all_properties = {**(config.get_catalog_config(catalog_name) or {}), **properties}
+    if not is_configured(all_properties):
         if name is None:
             raise InvalidArgumentError(
-                f"no catalog is named, and the configuration has no catalog {known}, pyiceberg's default: name one"
+                f"no catalog is named, and the configuration has no catalog {catalog_name}, pyiceberg's default: "
+                "name one"
             )
-        merged = {**(spark_catalog(known) or {}), **merged}
-    if str(merged.get("type", "")).lower() != "hadoop":
+        all_properties = {**(spark_catalog(catalog_name) or {}), **all_properties}
+    if str(all_properties.get("type", "")).lower() != "hadoop":
         from sparkmeta.catalog.iceberg import IcebergCatalog
 
-        return IcebergCatalog.load(known, merged)
-    if not (warehouse := merged.get("warehouse")):
-        raise InvalidArgumentError(f"catalog {known}: the property warehouse is missing")
+        return IcebergCatalog.load(catalog_name, all_properties)
+    if not (warehouse := all_properties.get("warehouse")):
+        raise InvalidArgumentError(f"catalog {catalog_name}: the property warehouse is missing")
     from sparkmeta.catalog.filesystem import FileSystemCatalog
 
-    texts = {name: value for name, value in merged.items() if isinstance(value, str)}
-    return FileSystemCatalog(known, absolute(str(warehouse)), texts)
+    text_properties = {name: value for name, value in all_properties.items() if isinstance(value, str)}
+    return FileSystemCatalog(catalog_name, absolute(str(warehouse)), text_properties)

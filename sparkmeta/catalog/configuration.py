@@ -44,7 +44,7 @@ _UNMAPPED: Final = re.compile(
     r"client\.(?:factory|credentials-provider.*|assume-role\..+)|hadoop\..+|lock-impl|rest\.client\..+|"
     r"s3\.(?:client-factory-impl|access-grants\..+)"
 )
-_JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<place>.+)|sqlite:(?:file:)?(?P<file>/.+))")
+_JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<address>.+)|sqlite:(?:file:)?(?P<file>/.+))")
 _AUTH_TYPES: Final = {"none": {}, "oauth2": {}, "sigv4": {"rest.sigv4-enabled": "true"}}
 
 
@@ -68,58 +68,59 @@ def spark_catalog(name: str, spark: SparkSession | None = None) -> dict[str, str
 
 
 def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    known = dict(properties)
-    kind = _kind(name, known)
-    for key in sorted(known):
+    translated = dict(properties)
+    kind = _kind(name, translated)
+    for key in sorted(translated):
         if _UNMAPPED.fullmatch(key):
-            _refuse(name, key, known[key] if key.endswith(("-impl", "factory")) else None)
-    if (file_io := known.pop("io-impl", None)) is not None and file_io not in _FILE_IOS:
+            _refuse(name, key, translated[key] if key.endswith(("-impl", "factory")) else None)
+    if (file_io := translated.pop("io-impl", None)) is not None and file_io not in _FILE_IOS:
         _refuse(name, "io-impl", file_io)
-    if (auth := known.pop("rest.auth.type", None)) is not None:
+    if (auth := translated.pop("rest.auth.type", None)) is not None:
         if auth.lower() not in _AUTH_TYPES:
             _refuse(name, "rest.auth.type", auth)
-        known |= _AUTH_TYPES[auth.lower()]
-    path_style = known.pop("s3.path-style-access", "false").lower() == "true"
-    if "s3.endpoint" in known and not path_style:
+        translated |= _AUTH_TYPES[auth.lower()]
+    path_style = translated.pop("s3.path-style-access", "false").lower() == "true"
+    if "s3.endpoint" in translated and not path_style:
         # By default, Java puts the bucket into the host, but pyiceberg puts it into the path if there is another
         # endpoint.
-        known.setdefault("s3.force-virtual-addressing", "true")
+        translated.setdefault("s3.force-virtual-addressing", "true")
     if kind == "jdbc":
-        known["uri"] = _database(name, known)
-    return known | {"type": _TYPES[kind]}
+        translated["uri"] = _database(name, translated)
+    return translated | {"type": _TYPES[kind]}
 
 
-def _kind(name: str, known: dict[str, str]) -> str:
-    declared, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
+def _kind(name: str, properties: dict[str, str]) -> str:
+    """Remove the type and class of a catalog from its properties, and return its kind, a key of `_TYPES`."""
+    declared, implementation = properties.pop("type", ""), properties.pop("catalog-impl", "")
     if implementation and implementation not in _CLASSES:
         _refuse(name, "catalog-impl", implementation)
     kind = _CLASSES[implementation] if implementation else declared.lower() or _DEFAULT_TYPE
     if kind not in _TYPES:
         _refuse(name, "type", declared)
-    if kind != "glue" and not known.get(needed := "warehouse" if kind == "hadoop" else "uri"):
+    if kind != "glue" and not properties.get(needed := "warehouse" if kind == "hadoop" else "uri"):
         raise InvalidArgumentError(f"catalog {name}: {ICEBERG_CATALOG}{name}.{needed} is not set")
     return kind
 
 
-def _database(name: str, known: dict[str, str]) -> str:
-    """Return the address of a database in SQLAlchemy's form, with the user and password of the properties."""
+def _database(name: str, properties: dict[str, str]) -> str:
+    """Return SQLAlchemy's URL of a database, and move the user and password from the properties into it."""
     from sqlalchemy import make_url
 
-    match = _JDBC.fullmatch(known["uri"])
+    match = _JDBC.fullmatch(properties["uri"])
     if match is None:
-        _refuse(name, "uri", known["uri"].partition("://")[0].partition("?")[0])
+        _refuse(name, "uri", properties["uri"].partition("://")[0].partition("?")[0])
     if match["file"]:
         return f"sqlite:///{match['file']}"
-    url = make_url(f"postgresql+psycopg2://{match['place']}")
-    user, password = known.pop("jdbc.user", None), known.pop("jdbc.password", None)
+    url = make_url(f"postgresql+psycopg2://{match['address']}")
+    user, password = properties.pop("jdbc.user", None), properties.pop("jdbc.password", None)
     if user is not None:
         url = url.set(username=user, password=password)
     return url.render_as_string(hide_password=False)
 
 
 def _refuse(name: str, key: str, value: str | None) -> NoReturn:
-    what = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
+    setting = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
     raise UnsupportedError(
-        f"catalog {name}: {what}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's properties, "
-        f"as in load_catalog({name!r}, type=..., uri=...)"
+        f"catalog {name}: {setting}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's "
+        f"properties, as in load_catalog({name!r}, type=..., uri=...)"
     )

@@ -59,7 +59,7 @@ class FileSystemCatalog(Catalog):
 
     name: str
     warehouse: str
-    # They may have credentials.
+    # The properties may contain credentials.
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     sessions: SessionSource = field(default_factory=SessionSource, repr=False, compare=False)
 
@@ -187,8 +187,8 @@ class FileSystemCatalog(Catalog):
         self._check_namespace(names, spark)
         if self._relations(names, spark) or self._namespaces(names, spark):
             raise NamespaceNotEmptyError(f"{'.'.join(names)}: the namespace has tables, views or namespaces")
-        for failed in self._views(spark).files.delete_many([self._namespace_file(names)]):
-            raise CatalogError(f"{'.'.join(names)}: {failed.location} can't be deleted: {failed.reason}")
+        for failure in self._views(spark).files.delete_many([self._namespace_file(names)]):
+            raise CatalogError(f"{'.'.join(names)}: {failure.location} can't be deleted: {failure.reason}")
 
     def namespace_exists(self, namespace: Identifier, spark: SparkSession | None = None) -> bool:
         """Return whether a folder holds tables, at up to three levels, or was created as a namespace."""
@@ -198,7 +198,7 @@ class FileSystemCatalog(Catalog):
             return True
         if not names or files.glob(self._folder(names), _OF_TABLE):
             return False
-        return any(self._held(names, depth, spark) for depth in range(_DEEPEST))
+        return any(self._names_at(names, depth, spark) for depth in range(_DEEPEST))
 
     def list_namespaces(self, namespace: Identifier = (), spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty.
@@ -210,13 +210,13 @@ class FileSystemCatalog(Catalog):
         return self._namespaces(names, spark)
 
     def _namespaces(self, names: tuple[str, ...], spark: SparkSession | None) -> list[tuple[str, ...]]:
-        below = set().union(*(self._held(names, depth, spark) for depth in range(1, _DEEPEST + 1)))
-        return [(*names, name) for name in sorted(below.difference(self._relations(names, spark)))]
+        names_below = set().union(*(self._names_at(names, depth, spark) for depth in range(1, _DEEPEST + 1)))
+        return [(*names, name) for name in sorted(names_below.difference(self._relations(names, spark)))]
 
-    def _held(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> set[str]:
-        """Return the first names of the tables, views and empty namespaces that are `depth` namespaces below one."""
-        empty = self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark) if depth else []
-        return {*self._relations(names, spark, depth), *empty}
+    def _names_at(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> set[str]:
+        """Return the first names of the tables, views and empty namespaces `depth` levels below a namespace."""
+        empty_namespaces = self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark) if depth else []
+        return {*self._relations(names, spark, depth), *empty_namespaces}
 
     def _check_namespace(self, names: tuple[str, ...], spark: SparkSession | None) -> None:
         """Raise NoSuchNamespaceError if a namespace does not exist. The warehouse itself is one."""
@@ -227,7 +227,7 @@ class FileSystemCatalog(Catalog):
         return FileSystemViews(self.warehouse, files_for(self.sessions.for_caller(spark), self.warehouse, self._io))
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
-        """Return the sorted first names of the tables and views that are `depth` namespaces below one."""
+        """Return the sorted first names of the tables and views `depth` levels below a namespace."""
         return self._first_names(names, [*["*"] * (depth + 1), _OF_TABLE], spark)
 
     def _first_names(self, names: tuple[str, ...], pattern: list[str], spark: SparkSession | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""pyiceberg's catalogs. They only locate metadata files."""
+"""Catalogs of pyiceberg, which only locate metadata files."""
 
 from __future__ import annotations
 
@@ -296,8 +296,8 @@ class IcebergCatalog(Catalog):
         assert rest is not None
         location, metadata = loaded.version
         operations = RestOperations(rest, names, metadata.table_uuid, loaded.token, loaded.credentials)
-        expires = expiry(loaded.io.properties) is not None
-        io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
+        is_expiring = expiry(loaded.io.properties) is not None
+        io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if is_expiring else loaded.io
         sessions = self.sessions.for_caller(spark)
         return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, operations)
 
@@ -369,15 +369,15 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
 
 
 def _refuse_unknown(name: str, properties: Mapping[str, Any]) -> None:
-    kinds, kind = [*(each.value for each in CatalogType), "hadoop"], properties.get("type")
+    kinds, kind = [*(catalog_type.value for catalog_type in CatalogType), "hadoop"], properties.get("type")
     if kind and str(kind).lower() not in kinds:
         raise InvalidArgumentError(f"catalog {name}: type is {shown(kind)}: expected one of {', '.join(kinds)}")
     if not is_configured(properties):
-        places = (
+        sources = (
             f".pyiceberg.yaml, the variable PYICEBERG_CATALOG__{name.upper()}__URI, spark.sql.catalog.{name} of the "
             "running session or the properties"
         )
-        raise InvalidArgumentError(f"catalog {name}: no uri is configured in {places}")
+        raise InvalidArgumentError(f"catalog {name}: no uri is configured in {sources}")
 
 
 def _locating(catalog: PyIcebergCatalog) -> PyIcebergCatalog:

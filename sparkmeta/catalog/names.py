@@ -24,10 +24,10 @@ def as_names(identifier: Any, least: int = 0) -> tuple[str, ...]:
 
     Args:
         identifier: the identifier.
-        least: how many names it must have.
+        least: the minimum number of names.
 
     Raises:
-        InvalidNameError: it is something else, a name is empty, or there are fewer names.
+        InvalidNameError: the identifier has another type, a name is empty, or there are too few names.
     """
     names = identifier.split(".") if isinstance(identifier, str) and identifier else identifier or ()
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):

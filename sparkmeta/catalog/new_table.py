@@ -1,4 +1,4 @@
-"""Make the metadata of new tables from what users have: a Spark or Arrow schema, and terms such as `day(ts)`."""
+"""Make the metadata of new tables from a schema of Spark, Arrow or pyiceberg, and terms such as `day(ts)`."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def metadata_of_new_table(  # noqa: PLR0913  the parameters of `Catalog.create_t
     """Make the metadata of an empty table; see `Catalog.create_table` and `new_metadata`.
 
     Raises:
-        ValidationError: a type of the schema is none of Iceberg's, a term does not fit the schema, or a layout is given
-            twice. And as `new_metadata`.
+        ValidationError: Iceberg has no counterpart of a type, a term does not fit the schema, or a layout is given
+            twice; or see `new_metadata`.
     """
     NAMES.check(f"{location}: partition_by", partition_by)
     NAMES.check(f"{location}: sort_by", sort_by)
@@ -84,9 +84,9 @@ def metadata_of_new_table(  # noqa: PLR0913  the parameters of `Catalog.create_t
     return new_metadata(location, columns, spec, sort_order, properties, format_version)
 
 
-def _refuse_second(location: str, name: str, other: str, fields: Sequence[object]) -> None:
+def _refuse_second(location: str, name: str, other_name: str, fields: Sequence[object]) -> None:
     if fields:
-        raise ValidationError(f"{location}: {name} and {other} are both given: expected one of them")
+        raise ValidationError(f"{location}: {name} and {other_name} are both given: expected one of them")
 
 
 def _spec(location: str, schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
@@ -139,7 +139,7 @@ def _type(name: str, kind: spark.DataType, next_id: Callable[[], int]) -> t.Iceb
             return t.ListType(element_id, _type(name, kind.elementType, next_id), not kind.containsNull)
         case spark.MapType():
             key_id, value_id = next_id(), next_id()
-            key, value = (_type(name, each, next_id) for each in (kind.keyType, kind.valueType))
+            key, value = (_type(name, part, next_id) for part in (kind.keyType, kind.valueType))
             return t.MapType(key_id, key, value_id, value, not kind.valueContainsNull)
     if type(kind) not in _TYPES:
         raise TypeError(f"column {name}: Iceberg has no type for Spark's {kind.simpleString()}")

@@ -1,4 +1,4 @@
-"""Views of catalogs: the methods that catalogs share, and how file system warehouses and REST catalogs hold views."""
+"""Views of catalogs: the methods that catalogs share, and the views of file system warehouses and REST catalogs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ViewStore(Protocol):
-    """How a catalog holds views."""
+    """The views of a catalog, which may be created, listed, renamed and dropped."""
 
     def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> ViewOperations:
         """Return the operations of a view, which need not exist."""
@@ -43,17 +43,17 @@ class ViewStore(Protocol):
         """Return the sorted identifiers of the views in a namespace."""
 
     def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
-        """Give a view another name."""
+        """Rename a view."""
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Drop a view."""
 
 
 class HoldsViews(ABC):
-    """The methods of a catalog for its views. They need no Spark session if files are local or a server has them.
+    """The methods of a catalog for its views. They need no Spark session if files are local or a server stores them.
 
     Attributes:
-        sessions: where the session comes from when one is needed.
+        sessions: the source of the session, when one is needed.
     """
 
     if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class HoldsViews(ABC):
 
     @abstractmethod
     def _views(self, spark: SparkSession | None) -> ViewStore:
-        """Return how the catalog holds views. Raises UnsupportedError if it does not."""
+        """Return the catalog's views. Raises UnsupportedError if it can't hold any."""
 
     def create_view(
         self,
@@ -78,11 +78,11 @@ class HoldsViews(ABC):
         """Create a view.
 
         Args:
-            identifier: its name.
+            identifier: the view's namespace and name.
             schema: the columns of its rows, in the order of the queries' columns. Field ids are kept.
             view_version: SQL text by dialect, in which names of tables without a namespace are in the view's namespace;
                 or a version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
-            location: the folder of its metadata. Defaults to the catalog's for the view.
+            location: the folder of its metadata. Defaults to the catalog's choice.
             properties: such as `comment`.
             spark: the session for the view's rows. Defaults to the session that is active when they are read, or else
                 to a new local one.
@@ -150,11 +150,11 @@ class HoldsViews(ABC):
     ) -> View:
         """Rename a view.
 
-        In a file system warehouse the view is copied, then dropped. After a crash between the two, it has both names.
+        In a file system warehouse, the view is copied, then dropped. After a crash in between, it has both names.
 
         Raises:
-            NoSuchViewError: there is no view of the first name.
-            ViewAlreadyExistsError, TableAlreadyExistsError: there is a view or a table of the other name.
+            NoSuchViewError: there is no view of the old name.
+            ViewAlreadyExistsError, TableAlreadyExistsError: there is a view or a table of the new name.
             CommitFailedError: a concurrent commit changed the view, which now has both names.
         """
         self._views(spark).rename(as_names(from_identifier, 1), as_names(to_identifier, 1))
@@ -212,25 +212,25 @@ class FileSystemViews:
 
         A commit may publish another version meanwhile. The view survives with it and keeps its marker.
         """
-        metadata = join(self._folder(names), METADATA)
-        last = version_of(newest.metadata_location)
-        if last is None:
+        metadata_folder = join(self._folder(names), METADATA)
+        newest_version = version_of(newest.metadata_location)
+        if newest_version is None:
             problem = "belongs to a view of another catalog, which must drop it"
             raise UnsupportedError(f"{newest.metadata_location} {problem}")
-        versions = self._versions(metadata)
-        if any(version > last for version in versions.values()):
-            raise CommitFailedError(f"{metadata}: {newest.metadata_location} is no longer the current version")
-        self._delete_all([location for location, version in versions.items() if version < last])
+        versions = self._versions(metadata_folder)
+        if any(version > newest_version for version in versions.values()):
+            raise CommitFailedError(f"{metadata_folder}: {newest.metadata_location} is no longer the current version")
+        self._delete_all([location for location, version in versions.items() if version < newest_version])
         self._delete_all([newest.metadata_location])
-        left = self._versions(metadata)
-        if late := [location for location, version in left.items() if version > last]:
+        remaining = self._versions(metadata_folder)
+        if late := [location for location, version in remaining.items() if version > newest_version]:
             raise CommitFailedError(f"{late[0]} was committed while the view was dropped: drop it again")
-        if not left:  # a new view or table of the name may have been created
-            self._delete_all([join(metadata, VIEW_MARKER)])
+        if not remaining:  # a new view or table of the name may have been created
+            self._delete_all([join(metadata_folder, VIEW_MARKER)])
 
-    def _versions(self, metadata: str) -> dict[str, int]:
+    def _versions(self, metadata_folder: str) -> dict[str, int]:
         """Return the metadata files in a folder with their versions, 0 for files with names of other catalogs."""
-        locations = [status.location for status in self.files.list(metadata, METADATA_FILES)]
+        locations = [status.location for status in self.files.list(metadata_folder, METADATA_FILES)]
         return {location: version_of(location) or 0 for location in locations}
 
     def _delete_all(self, locations: Sequence[str]) -> None:

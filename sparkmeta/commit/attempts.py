@@ -81,7 +81,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         metadata = table.metadata
         try:
             with translated_errors():
-                if _repeat(steps, metadata):
+                if _is_repetition(steps, metadata):
                     _discard_attempts(table, steps)
                     return table
                 for step in steps:
@@ -120,7 +120,7 @@ def _report(base: BaseTable, committed: TableMetadata, attempts: int, seconds: f
         reports.send(lambda: base.state.settings, partial(commit_report, snapshot, attempts, seconds))
 
 
-def _repeat(steps: Sequence[Step], metadata: TableMetadata) -> bool:
+def _is_repetition(steps: Sequence[Step], metadata: TableMetadata) -> bool:
     """Return whether the table has recorded the idempotency key of one of the steps."""
     return any(step.repeats(metadata) for step in steps if hasattr(step, "repeats"))
 
@@ -128,7 +128,7 @@ def _repeat(steps: Sequence[Step], metadata: TableMetadata) -> bool:
 def _newer_after(
     error: Exception, table: TableT, attempted: TableMetadata, steps: Sequence[Step], *, may_retry: bool
 ) -> TableT:
-    """Return a newer version of the table, if files of the version that an attempt was based on are gone.
+    """Return a newer version of the table if the attempt failed because files of its version are gone.
 
     An expiry may have deleted the files. If the attempt failed for another reason, raise its error.
     """
@@ -193,15 +193,16 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
         discard(files, sorted(names.lists))
 
 
-def _log_names(table: BaseTable, steps: Sequence[Step], what: str) -> None:
+def _log_names(table: BaseTable, steps: Sequence[Step], outcome: str) -> None:
     """Log the name patterns of the files that attempts have written, which are orphans unless committed."""
     ids = [snapshot_id for names in _names(steps) for snapshot_id in sorted(names.ids)]
     if ids:
         patterns = ", ".join(f"{snapshot_id}-*, snap-{snapshot_id}-*" for snapshot_id in ids)
-        _log.warning("%s: files named %s %s", metadata_folder(table.metadata), patterns, what)
+        _log.warning("%s: files named %s %s", metadata_folder(table.metadata), patterns, outcome)
 
 
 def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
+    """Yield the names of the steps that write files."""
     for step in steps:
         names = getattr(step, "names", None)
         if names is not None:
@@ -210,9 +211,9 @@ def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
 
 def _discard_snapshots(table: BaseTable, failed: TableMetadata, steps: Sequence[Step]) -> None:
     """Delete the roots and manifest lists of an attempt that is known to have failed."""
-    known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-    new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
-    locations = (snapshot.manifests_location for snapshot in new)
+    known_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    new_snapshots = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known_ids)
+    locations = (snapshot.manifests_location for snapshot in new_snapshots)
     discard(table.state.files, [location for location in locations if location])
     for names in _names(steps):
         names.lists.clear()
@@ -282,7 +283,11 @@ class Plan(ABC, Generic[TableT, DoneT]):
 
     def _repr_html_(self) -> str:
         """Describe the plan in a notebook by its options. Runs no job, as `summary` may."""
-        names = [each.name for each in fields(self) if each.name != "table" and not each.name.startswith("_")]
+        names = [
+            attribute.name
+            for attribute in fields(self)
+            if attribute.name != "table" and not attribute.name.startswith("_")
+        ]
         options = {name: getattr(self, name) for name in names}
         facts = {"table": self.table.full_name, **options, "committed": "yes" if self._committed else "no"}
         return fact_table(type(self).__name__, facts)
@@ -417,8 +422,8 @@ class RewriteStep(ABC):
         added: Tally | None = None,
     ) -> Callable[[], Summary]:
         """Return a function that builds the snapshot's summary, which counts manifests and changed files."""
-        merged, tallies = {**self.properties, **(properties or {})}, (added or Tally(), removed or Tally())
-        return lambda: snapshot_summary("replace", *tallies, head.snapshot, merged, counts)
+        all_properties, tallies = {**self.properties, **(properties or {})}, (added or Tally(), removed or Tally())
+        return lambda: snapshot_summary("replace", *tallies, head.snapshot, all_properties, counts)
 
 
 def rewritten_by_others(state: TableState) -> CommitConflictError:

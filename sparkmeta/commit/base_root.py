@@ -35,15 +35,15 @@ _NOTHING = dict.fromkeys(_COUNTS, 0)
 def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
     """Return `manifest_stats` for rows of `head.manifests`; read manifests without counts (semantics 19.2)."""
     stats = manifests.column("manifest_stats").combine_chunks()
-    unknown = _lacks_counts({name: stats.field(name) for name in _COUNTS})
-    if not pc.any(unknown).as_py():
+    lacks_counts = _lacks_counts({name: stats.field(name) for name in _COUNTS})
+    if not pc.any(lacks_counts).as_py():
         return stats
-    counted = _count_entries(head, manifests.filter(unknown))
+    counted = _count_entries(head, manifests.filter(lacks_counts))
     rows = stats.to_pylist()
     ids = manifests.column("manifest").to_pylist()
     filled = [
         {**row, **counted.get(manifest, _NOTHING)} if lacks else row
-        for row, manifest, lacks in zip(rows, ids, unknown.to_pylist(), strict=True)
+        for row, manifest, lacks in zip(rows, ids, lacks_counts.to_pylist(), strict=True)
     ]
     return pa.array(filled, stats.type)
 
@@ -54,25 +54,25 @@ def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
     Rows that lack counts must be manifests of `head`. These manifests are read.
     """
     columns = {name: whole(rows.column(name)) for name in rows.column_names}
-    unknown = _lacks_counts(columns)
-    if not pc.any(unknown).as_py():
+    lacks_counts = _lacks_counts(columns)
+    if not pc.any(lacks_counts).as_py():
         return rows
-    paths = pc.filter(columns["manifest_path"], unknown)
+    paths = pc.filter(columns["manifest_path"], lacks_counts)
     manifests = head.manifests.filter(pc.is_in(head.manifests.column("location"), paths))
     stats = known_counts(head, manifests)
-    places = pc.index_in(columns["manifest_path"], whole(manifests.column("location")))
+    rows_of_paths = pc.index_in(columns["manifest_path"], whole(manifests.column("location")))
     for name in _COUNTS:
-        counted = pc.take(stats.field(name), places).cast(columns[name].type)
+        counted = pc.take(stats.field(name), rows_of_paths).cast(columns[name].type)
         columns[name] = pc.coalesce(columns[name], counted)
     return pa.table(columns, MANIFEST_FILE_SCHEMA)
 
 
 def _lacks_counts(columns: dict[str, Any]) -> pa.Array:
     """Return whether each manifest lacks at least one count."""
-    unknown = pc.is_null(columns[_COUNTS[0]])
+    is_missing = pc.is_null(columns[_COUNTS[0]])
     for name in _COUNTS[1:]:
-        unknown = pc.or_(unknown, pc.is_null(columns[name]))
-    return unknown
+        is_missing = pc.or_(is_missing, pc.is_null(columns[name]))
+    return is_missing
 
 
 def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
@@ -80,9 +80,9 @@ def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str,
     entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
-    for value, files, rows in zip(_STATUSES, FILE_COUNTS, ROW_COUNTS, strict=True):
-        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(files))
-        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(rows))
+    for code, files, rows in zip(_STATUSES, FILE_COUNTS, ROW_COUNTS, strict=True):
+        sums.append(F.sum(F.when(status == int(code), 1).otherwise(0)).alias(files))
+        sums.append(F.sum(F.when(status == int(code), F.col("record_count")).otherwise(0)).alias(rows))
     counted = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
     return {row.pop("manifest"): row for row in counted}
 
@@ -135,9 +135,9 @@ def _from_list(head: TableState) -> BaseRoot:
     sequence = version.field("sequence_number")
     first_row_ids, assigned = _row_ids(manifests, int(getattr(head.metadata, "next_row_id", None) or 0))
     schema = tree_schema(head.types.stats_types)
-    rows = len(manifests)
+    row_count = len(manifests)
     info = schema.field("version_info").type
-    existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
+    existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), row_count)
     columns: dict[str, Any] = {
         "content_type": manifests.column("content_type"),
         "location": manifests.column("location"),
@@ -153,7 +153,7 @@ def _from_list(head: TableState) -> BaseRoot:
         "first_row_id": first_row_ids,
         "content_stats": _stats(head, manifests, schema.field("content_stats").type),
     }
-    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    arrays = [columns.get(field.name, pa.nulls(row_count, field.type)) for field in schema]
     table = pa.Table.from_arrays([whole(array) for array in arrays], schema=schema)
     properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
     location = head.snapshot.manifest_list if head.snapshot is not None else None
@@ -172,9 +172,9 @@ def _row_ids(manifests: pa.Table, start: int) -> tuple[pa.Array, int]:
         sums(manifests, LIVE_ROWS).to_pylist(),
         strict=True,
     )
-    for kind, known, live_rows in rows:
-        if kind != ContentType.DATA_MANIFEST or known is not None:
-            ids.append(known)
+    for kind, first_row_id, live_rows in rows:
+        if kind != ContentType.DATA_MANIFEST or first_row_id is not None:
+            ids.append(first_row_id)
             continue
         ids.append(start + assigned)
         assigned += live_rows
@@ -183,7 +183,7 @@ def _row_ids(manifests: pa.Table, start: int) -> tuple[pa.Array, int]:
 
 def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
     """Convert the list's partition summaries to stats, keyed by the ids of the fields' columns or expressions."""
-    rows = len(manifests)
+    row_count = len(manifests)
     bounds: dict[int, pa.StructArray] = {}
     if SUMMARIES in manifests.column_names:
         summaries = manifests.column(SUMMARIES).combine_chunks()
@@ -191,15 +191,15 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
         for spec_id, sources in head.types.tuple_sources.items():
             of_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:
-                of_field = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
+                of_field = _stats_of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
                 bounds[source] = of_field if source not in bounds else pc.if_else(of_spec, of_field, bounds[source])
-    children = [bounds.get(int(field.name), pa.nulls(rows, field.type)) for field in kind]
-    return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * rows, kind)
+    children = [bounds.get(int(field.name), pa.nulls(row_count, field.type)) for field in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * row_count, kind)
 
 
-def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
+def _stats_of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
     """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics 19.2)."""
-    rows = len(summary)
+    row_count = len(summary)
     zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
 
     def zero_or_unknown(name: str) -> pa.Array:
@@ -212,7 +212,8 @@ def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array)
         "nan_value_count": zero_or_unknown("contains_nan"),
     }
     children = [
-        values[field.name].cast(field.type) if field.name in values else pa.nulls(rows, field.type) for field in kind
+        values[field.name].cast(field.type) if field.name in values else pa.nulls(row_count, field.type)
+        for field in kind
     ]
-    absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=absent)
+    is_absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=is_absent)

@@ -108,7 +108,7 @@ def scope_of(
     options.check()
     tree = TreeOptions.of(state.metadata)
     limits = CompactionLimits(
-        target_bytes=_target(options, tree, root, state),
+        target_bytes=_target_bytes(options, tree, root, state),
         min_masked_ratio=options.min_masked_ratio,
         min_leaf_ratio=options.min_leaf_ratio,
         max_overlap=options.max_overlap,
@@ -121,10 +121,10 @@ def scope_of(
     sources = partition_stats(state)
     leaves = _tree_leaves(state)
     owners = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
-    old = leaves.slice(0, 0) if convertible is None else convertible
-    usable = _usable(state, root, pa.concat_tables([leaves, old]), options.row_filter, set(busy))
-    old_places = frozenset(old.column(MANIFEST).to_pylist())
-    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root), old_places)
+    old_leaves = leaves.slice(0, 0) if convertible is None else convertible
+    usable = _usable(state, root, pa.concat_tables([leaves, old_leaves]), options.row_filter, set(busy))
+    old_ordinals = frozenset(old_leaves.column(MANIFEST).to_pylist())
+    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root), old_ordinals)
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
@@ -136,13 +136,13 @@ def _flushed(state: TableState, root: Root) -> frozenset[str]:
     return frozenset(location for location, snapshot_id in rows if snapshot_id in writers)
 
 
-def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: TableState) -> int:
+def _target_bytes(options: CompactionOptions, tree: TreeOptions, root: Root, state: TableState) -> int:
     target = options.target_leaf_bytes
     if target is None:
         return tree.leaf_target_bytes
     leaves = root.leaves
     sizes = zip(leaves.column("file_size_in_bytes").to_pylist(), leaves.column("record_count").to_pylist(), strict=True)
-    largest = max((size // count for size, count in sizes if count and count >= _MANY), default=0)
+    largest = max((size // count for size, count in sizes if count and count >= _MANY_ENTRIES), default=0)
     if target < largest:
         raise ValidationError(
             f"{state.metadata.location}: target_leaf_bytes is {target}: one entry takes {largest} bytes already"
@@ -151,7 +151,7 @@ def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: Ta
 
 
 # Leaves with fewer entries consist mostly of their footer.
-_MANY = 100
+_MANY_ENTRIES = 100
 
 
 def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
@@ -181,13 +181,13 @@ def _has_bounds(state: TableState, key: int) -> bool:
 def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int, ...]]:
     keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.types.tuple_sources}
     for name in names:
-        known = False
+        is_known = False
         for spec_id, pairs in state.types.tuple_sources.items():
             key = _key(state, spec_id, dict(pairs), name)
             if key is not None:
                 keys[spec_id].append(key)
-                known = True
-        if not known:
+                is_known = True
+        if not is_known:
             raise ValidationError(
                 f"{state.metadata.location}: cluster_by names {name!r}: the table has no such column or partition "
                 "field, or one without bounds"
@@ -219,21 +219,21 @@ def _usable(
     """Return the row numbers in the root of leaves and files that the filter may match."""
     scan = ScanFilter.of(state, row_filter)
     matching = matching_manifests(leaves, scan)
-    places = [
-        place
-        for place, location in zip(
+    ordinals = [
+        ordinal
+        for ordinal, location in zip(
             matching.column(MANIFEST).to_pylist(), matching.column("location").to_pylist(), strict=True
         )
         if location not in busy
     ]
     if scan.keeps_all:
-        return frozenset([*places, *root.of(FILES).column("ordinal").to_pylist()])
+        return frozenset([*ordinals, *root.of(FILES).column("ordinal").to_pylist()])
     in_root = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
-    entries = matching_entries(state.entries(in_root, state.projection(_JUDGED, scan.undecided_ids)), scan)
-    return frozenset([*places, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
+    entries = matching_entries(state.entries(in_root, state.projection(_FILTER_COLUMNS, scan.undecided_ids)), scan)
+    return frozenset([*ordinals, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
 
 
-_JUDGED = ("content_type", "location", "version_info", "partition_spec_id", "record_count")
+_FILTER_COLUMNS = ("content_type", "location", "version_info", "partition_spec_id", "record_count")
 
 
 # -- Which leaves of versions 1 to 3 can be converted -----------------------------------------------------------------
@@ -264,20 +264,20 @@ def old_layout(state: TableState) -> OldLayout:
     deletes they hold.
     """
     assert state.tree is not None
-    old = state.manifests.filter(state.tree.has_old_layout(state.manifests))
-    unknown = pa.array(state.types.unwritable_fields, pa.int32())
-    is_unknown = pc.is_in(old.column("partition_spec_id"), unknown)
-    known = old.filter(pc.invert(is_unknown))
-    counts = _position_delete_files(state, known)
+    old_leaves = state.manifests.filter(state.tree.has_old_layout(state.manifests))
+    unknown_specs = pa.array(state.types.unwritable_fields, pa.int32())
+    is_unknown = pc.is_in(old_leaves.column("partition_spec_id"), unknown_specs)
+    known_leaves = old_leaves.filter(pc.invert(is_unknown))
+    counts = _position_delete_files(state, known_leaves)
     return OldLayout(
-        known.filter(pc.invert(pc.is_in(known.column("location"), pa.array(list(counts), pa.string())))),
+        known_leaves.filter(pc.invert(pc.is_in(known_leaves.column("location"), pa.array(list(counts), pa.string())))),
         counts,
-        tuple(old.filter(is_unknown).column("location").to_pylist()),
+        tuple(old_leaves.filter(is_unknown).column("location").to_pylist()),
     )
 
 
 def _position_delete_files(state: TableState, manifests: pa.Table) -> dict[str, int]:
-    """Return the number of live position delete files, without deletion vectors, of each manifest that has any."""
+    """Return the number of live position delete files in each manifest that lists any. Skips deletion vectors."""
     deletes = manifests.filter(pc.equal(manifests.column("content_type"), int(ContentType.DELETE_MANIFEST)))
     if not len(deletes):
         return {}
@@ -365,13 +365,13 @@ class CompactionSummary(SnapshotPlanSummary):
     def _rewritten(self) -> list[str]:
         if self.is_empty:
             return [f"{self.table}: its manifests need no compaction"]
-        why = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
         before = f"{self.data_leaves} data leaves, {self.delete_leaves} delete leaves and {self.moved_files} root files"
         return [
             f"{self.table}: {before} become about {self.leaves_after} leaves",
             *self._converted,
             f"  {self.entries} entries in {self.bytes} bytes are read, {self.masked} of them masked",
-            f"  reasons: {why}",
+            f"  reasons: {reasons}",
             f"  a data leaf overlaps {self.overlaps:.1f} others, at the mean",
         ]
 
@@ -393,12 +393,13 @@ class CompactionSummary(SnapshotPlanSummary):
 
 def named(locations: Sequence[str]) -> str:
     """Return the number of manifests as text, with the names of the first ones."""
-    shown, others = locations[:_NAMED], len(locations) - _NAMED
-    return f"{len(locations)} manifests: {', '.join(shown)}{f' and {others} more' if others > 0 else ''}"
+    first_locations, unnamed_count = locations[:_MOST_NAMED], len(locations) - _MOST_NAMED
+    more = f" and {unnamed_count} more" if unnamed_count > 0 else ""
+    return f"{len(locations)} manifests: {', '.join(first_locations)}{more}"
 
 
 # Maximum number of manifests that a summary names.
-_NAMED = 3
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -409,7 +410,7 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
     _old: OldLayout = field(default_factory=OldLayout)
 
     def files(self) -> DataFrame:
-        """Return a row for each leaf, or file of the root, to rewrite, without a job.
+        """Return one row for each leaf or root file to rewrite. Runs no job.
 
         Columns: content ("data leaf", "delete leaf", "data file", "delete file"), file_path, spec_id, reasons
         (see `Reason`), gain (the benefit, in words), group (rows with the same number are rewritten together),
@@ -420,7 +421,7 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
         return local_frame(self.table.state.spark, table)
 
     def summary(self) -> CompactionSummary:
-        """Return the plan in numbers, without a job."""
+        """Return the plan in numbers. Runs no job."""
         rows, choice = self._rows, self._choice
         kinds = Counter(row["content"] for row in rows)
         return CompactionSummary(
@@ -456,14 +457,14 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
 
     @cached_property
     def _overlaps(self) -> dict[int, int]:
-        """Row number of a data leaf in the root -> the number of other leaves that overlap it."""
+        """The number of other leaves that overlap each data leaf, by row number in the root."""
         scope, overlaps = self._scope, dict[int, int]()
         if scope is None:
             return overlaps
         for spec_id in sorted(set(scope.root.leaves.column("partition_spec_id").to_pylist())):
             leaves = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
             ranges = leaf_ranges(leaves.table, scope.keys[spec_id], scope.sources[spec_id])
-            overlaps.update(zip(leaves.places.tolist(), ranges.overlaps.tolist(), strict=True))
+            overlaps.update(zip(leaves.ordinals.tolist(), ranges.overlaps.tolist(), strict=True))
         return overlaps
 
     @cached_property
@@ -473,12 +474,14 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
         masked, root = self._scope.masked, self._scope.root.table
         rows = []
         for number, group in enumerate(self._choice.groups):
-            places = pa.array([*group.leaves, *group.files], pa.int64())
-            for place, row in zip(places.to_pylist(), root.select(_SHOWN).take(places).to_pylist(), strict=True):
+            ordinals = pa.array([*group.leaves, *group.files], pa.int64())
+            for ordinal, row in zip(
+                ordinals.to_pylist(), root.select(_ROOT_COLUMNS).take(ordinals).to_pylist(), strict=True
+            ):
                 is_leaf = row["content_type"] in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
                 masked_entries = masked.get(row["location"], 0) if is_leaf else 0
-                reasons = self._choice.reasons.get(place, ())
-                overlaps = self._overlaps.get(place)
+                reasons = self._choice.reasons.get(ordinal, ())
+                overlaps = self._overlaps.get(ordinal)
                 rows.append(
                     {
                         "content": _CONTENTS[ContentType(row["content_type"])],
@@ -497,7 +500,7 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
         return rows
 
 
-_SHOWN = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
+_ROOT_COLUMNS = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
 
 
 def _gain(reasons: tuple[Reason, ...], masked: int, overlaps: int | None, leaves: int, parts: int) -> str:
@@ -514,7 +517,7 @@ def _gain(reasons: tuple[Reason, ...], masked: int, overlaps: int | None, leaves
 
 @dataclass
 class _CompactionStep(RewriteStep):
-    """Writes leaves once; each attempt rebases them on the newest root."""
+    """The step of a compaction. It writes leaves once; each attempt rebases them on the newest root."""
 
     planned_on: TableState
     scope: Scope
@@ -556,6 +559,6 @@ def compaction_of(table: TableT, upgraded: TableState, options: CompactionOption
     state = with_root(head, base)
     if base.root is None:
         return CompactionPlan(table, state, options, None)
-    old = old_layout(state)
-    scope = scope_of(state, base.root, options, convertible=old.convertible)
-    return CompactionPlan(table, state, options, scope, old)
+    layout = old_layout(state)
+    scope = scope_of(state, base.root, options, convertible=layout.convertible)
+    return CompactionPlan(table, state, options, scope, layout)

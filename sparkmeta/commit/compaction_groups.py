@@ -60,9 +60,9 @@ class LeafRanges:
         before = np.searchsorted(ends, self.lower, "right")
         is_point = self.lower == self.upper
         points = np.sort(self.lower[is_point])
-        same = np.searchsorted(points, self.lower, "right") - np.searchsorted(points, self.lower, "left")
+        equal_points = np.searchsorted(points, self.lower, "right") - np.searchsorted(points, self.lower, "left")
         # A point is neither before nor after equal points and itself, but has been counted as both.
-        overlaps = len(starts) - after - before + np.where(is_point, same, 0)
+        overlaps = len(starts) - after - before + np.where(is_point, equal_points, 0)
         return np.where(is_point, overlaps, overlaps - 1)
 
     def components(self) -> list[_Longs]:
@@ -92,11 +92,11 @@ def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] =
         nothing = np.zeros(len(leaves), np.int64)
         return LeafRanges(nothing, nothing, nothing.astype(bool))
     lower, upper = (np.stack(part, axis=1) for part in zip(*bounds, strict=True))
-    apart = lower != upper
-    first = np.where(apart.any(axis=1), apart.argmax(axis=1), len(bounds))
-    behind = np.arange(len(bounds)) > first[:, None]
-    unknown = (((lower == _LEAST) | (upper == _MOST)) & ~behind).any(axis=1)
-    lower, upper = np.where(behind, _LEAST, lower), np.where(behind, _MOST, upper)
+    differs = lower != upper
+    first_difference = np.where(differs.any(axis=1), differs.argmax(axis=1), len(bounds))
+    is_behind = np.arange(len(bounds)) > first_difference[:, None]
+    unknown = (((lower == _LEAST) | (upper == _MOST)) & ~is_behind).any(axis=1)
+    lower, upper = np.where(is_behind, _LEAST, lower), np.where(is_behind, _MOST, upper)
     ranks = _tuple_ranks(np.concatenate([lower, upper]))
     return LeafRanges(ranks[: len(leaves)], ranks[len(leaves) :], unknown)
 
@@ -114,21 +114,19 @@ def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Lon
     """Return ranks of the lower and upper bounds among all bounds. Unknown bounds extend to the ends."""
     lower, upper = stats["lower_bound"], stats["upper_bound"]
     nulls, values = stats["null_value_count"], stats["value_count"]
-    known = pc.unique(pa.concat_arrays([lower, upper])).drop_null()
-    ordered = known.take(pc.sort_indices(known))
-    rows = len(lower)
-    low = pc.fill_null(pc.index_in(lower, ordered), _LEAST).to_numpy(zero_copy_only=False).astype(np.int64)
-    high = pc.index_in(upper, ordered).cast(pa.int64())
-    high = pc.fill_null(high, _MOST).to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = pc.unique(pa.concat_arrays([lower, upper])).drop_null()
+    ordered = distinct.take(pc.sort_indices(distinct))
+    lower_ranks = pc.fill_null(pc.index_in(lower, ordered), _LEAST).to_numpy(zero_copy_only=False).astype(np.int64)
+    upper_ranks = pc.index_in(upper, ordered).cast(pa.int64())
+    upper_ranks = pc.fill_null(upper_ranks, _MOST).to_numpy(zero_copy_only=False).astype(np.int64)
     end = len(ordered)
     only_null = pc.fill_null(pc.and_(pc.equal(nulls, values), pc.greater(values, 0)), False)
     only_null = pc.and_(only_null, lower.is_null()).to_numpy(zero_copy_only=False)
-    low, high = np.where(only_null, end, low), np.where(only_null, end, high)
+    lower_ranks, upper_ranks = np.where(only_null, end, lower_ranks), np.where(only_null, end, upper_ranks)
     if is_source:
-        some = pc.fill_null(pc.greater(nulls, 0), True).to_numpy(zero_copy_only=False)
-        high = np.where(some & (high < end), end, high)
-    assert len(low) == rows
-    return low, high
+        has_nulls = pc.fill_null(pc.greater(nulls, 0), True).to_numpy(zero_copy_only=False)
+        upper_ranks = np.where(has_nulls & (upper_ranks < end), end, upper_ranks)
+    return lower_ranks, upper_ranks
 
 
 def _tuple_ranks(rows: np.ndarray[Any, np.dtype[np.int64]]) -> _Longs:
@@ -219,8 +217,10 @@ class CompactionGroups:
 
     def of(self, groups: Sequence[Group]) -> CompactionGroups:
         """Return the choice of only the given groups."""
-        chosen = {place for group in groups for place in (*group.leaves, *group.files)}
-        return CompactionGroups(tuple(groups), {place: why for place, why in self.reasons.items() if place in chosen})
+        ordinals = {ordinal for group in groups for ordinal in (*group.leaves, *group.files)}
+        return CompactionGroups(
+            tuple(groups), {ordinal: reasons for ordinal, reasons in self.reasons.items() if ordinal in ordinals}
+        )
 
     @property
     def data(self) -> list[Group]:
@@ -248,9 +248,9 @@ class Scope:
         owners: row numbers of data leaves that delete leaves may be affiliated with.
         keys: spec id -> ids of the stats that determine the order of its leaves.
         sources: spec id -> ids of the stats that hold partition values.
-        flushed: leaves that a flush wrote, which does not affiliate deletes.
+        flushed: locations of leaves that a flush wrote. A flush does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
-        every: whether all leaves are rewritten, not only leaves that gain by it.
+        rewrites_all: whether all leaves are rewritten, not only leaves that gain by it.
     """
 
     root: Root
@@ -261,15 +261,15 @@ class Scope:
     limits: CompactionLimits
     flushed: frozenset[str] = frozenset()
     old: frozenset[int] = frozenset()
-    every: bool = False
+    rewrites_all: bool = False
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
         return {location: dv["record_count"] for location, dv in self.root.manifest_dv_of.items()}
 
-    def tree_bytes(self, places: _Array, sizes: _Array) -> _Array:
+    def tree_bytes(self, ordinals: _Array, sizes: _Array) -> _Array:
         """Return the sizes of leaves in the tree's layout. Sizes of leaves in the old layout are estimates."""
-        return np.where(_members(places, self.old), sizes * _CONVERTED_SHARE, sizes).astype(np.int64)
+        return np.where(_members(ordinals, self.old), sizes * _CONVERTED_SHARE, sizes).astype(np.int64)
 
     def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
         table = self.root.leaves
@@ -288,8 +288,8 @@ class Scope:
 _CONVERTED_SHARE = 0.5
 
 
-def _members(places: _Array, chosen: frozenset[int]) -> _Array:
-    return np.isin(places, np.asarray(sorted(chosen), np.int64))
+def _members(ordinals: _Array, members: frozenset[int]) -> _Array:
+    return np.isin(ordinals, np.asarray(sorted(members), np.int64))
 
 
 @dataclass(frozen=True)
@@ -306,17 +306,17 @@ class _Leaves:
         return np.asarray(self.table.column(name).to_pylist(), np.int64)
 
     @cached_property
-    def places(self) -> _Array:
+    def ordinals(self) -> _Array:
         return self._longs("ordinal")
 
     @cached_property
     def usable(self) -> _Array:
-        return _members(self.places, self.scope.usable)
+        return _members(self.ordinals, self.scope.usable)
 
     @cached_property
     def is_due(self) -> _Array:
         """Whether a leaf is always rewritten: if all leaves are, or if it has the layout of versions 1 to 3."""
-        return self.usable if self.scope.every else self.usable & _members(self.places, self.scope.old)
+        return self.usable if self.scope.rewrites_all else self.usable & _members(self.ordinals, self.scope.old)
 
     @cached_property
     def owners(self) -> list[str | None]:
@@ -346,11 +346,11 @@ class _Leaves:
 
     @cached_property
     def live_bytes(self) -> _Array:
-        return self.scope.tree_bytes(self.places, self.bytes) * self.live // np.maximum(self.records, 1)
+        return self.scope.tree_bytes(self.ordinals, self.bytes) * self.live // np.maximum(self.records, 1)
 
     @cached_property
     def was_added(self) -> _Array:
-        """Whether a commit wrote a leaf for its new files. No flush or compaction has sorted such a leaf."""
+        """Whether a commit wrote the leaf for its new files, so that no flush or compaction has sorted it."""
         counts = pc.struct_field(self.table.column("manifest_stats"), "added_files_count")
         return np.asarray(counts.to_pylist(), np.int64) > 0
 
@@ -361,8 +361,10 @@ class _Leaves:
 
     @cached_property
     def is_masked(self) -> _Array:
-        dead = self.records - self.live
-        return (dead > 0) & (dead >= self.scope.limits.min_masked_ratio * np.maximum(self.records, 1))
+        masked_records = self.records - self.live
+        return (masked_records > 0) & (
+            masked_records >= self.scope.limits.min_masked_ratio * np.maximum(self.records, 1)
+        )
 
     @cached_property
     def is_small(self) -> _Array:
@@ -376,25 +378,31 @@ class _Leaves:
 def choose(scope: Scope) -> CompactionGroups:
     """Return the groups that a compaction rewrites.
 
-    If the limits do not allow all groups, the ones that save most leaves per entry are chosen.
+    If the limits do not allow all groups, the groups that save the most leaves per entry are chosen.
     """
     reasons: dict[int, list[Reason]] = {}
-    units: list[Group] = []
+    candidates: list[Group] = []
     specs = scope.root.leaves.column("partition_spec_id").to_pylist()
-    in_root = _full_root(scope, ContentType.DATA)
-    for spec_id in sorted({*specs, *in_root.column("partition_spec_id").to_pylist()}):
-        of_spec = in_root.filter(pc.equal(in_root.column("partition_spec_id"), spec_id)).column("ordinal").to_pylist()
-        units += _SpecChoice(scope, spec_id, reasons).units(tuple(of_spec))
-    taken = _within(units, scope)
-    deletes = _deletes(scope, taken, reasons)
-    groups = [*taken, *([] if deletes is None else [deletes])]
-    return CompactionGroups((), {place: tuple(dict.fromkeys(why)) for place, why in reasons.items()}).of(groups)
+    excess_files = _excess_root_files(scope, ContentType.DATA)
+    for spec_id in sorted({*specs, *excess_files.column("partition_spec_id").to_pylist()}):
+        file_ordinals = (
+            excess_files.filter(pc.equal(excess_files.column("partition_spec_id"), spec_id))
+            .column("ordinal")
+            .to_pylist()
+        )
+        candidates += _SpecChoice(scope, spec_id, reasons).groups(tuple(file_ordinals))
+    data_groups = _affordable_groups(candidates, scope)
+    deletes = _deletes(scope, data_groups, reasons)
+    groups = [*data_groups, *([] if deletes is None else [deletes])]
+    return CompactionGroups(
+        (), {ordinal: tuple(dict.fromkeys(all_reasons)) for ordinal, all_reasons in reasons.items()}
+    ).of(groups)
 
 
 def choose_merges(scope: Scope) -> CompactionGroups:
-    """Return the groups that a commit may also compact: data leaves that become one leaf or none.
+    """Return the groups that a commit may compact in addition to its own change.
 
-    These groups don't require that delete leaves are rewritten.
+    Each group becomes one data leaf or none, so that no delete leaves have to be rewritten.
     """
     limits = replace(scope.limits, max_root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
     choice = choose(replace(scope, limits=limits))
@@ -407,10 +415,10 @@ _LARGE = 8
 _FEWEST_MERGED = 8
 
 
-def _full_root(scope: Scope, *kinds: ContentType) -> pa.Table:
-    """Return the root's files of the given kinds if there are too many, else no rows."""
-    files, most = scope.files(*kinds), scope.limits.max_root_files
-    return files if most is not None and len(files) > most else files.slice(0, 0)
+def _excess_root_files(scope: Scope, *kinds: ContentType) -> pa.Table:
+    """Return the root's files of some kinds if they exceed the limit, otherwise no rows."""
+    files, limit = scope.files(*kinds), scope.limits.max_root_files
+    return files if limit is not None and len(files) > limit else files.slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -430,9 +438,9 @@ class _SpecChoice:
         keys, sources = self.scope.keys[self.spec_id], self.scope.sources[self.spec_id]
         return leaf_ranges(self.leaves.table, keys, sources)
 
-    def units(self, files: tuple[int, ...]) -> list[Group]:
-        for place in files:
-            self._give(place, Reason.ROOT)
+    def groups(self, files: tuple[int, ...]) -> list[Group]:
+        for ordinal in files:
+            self._add_reason(ordinal, Reason.ROOT)
         overlapping = self._overlapping()
         overlapping += self._oversized({int(row) for rows in overlapping for row in rows})
         exchanged = [self._group(rows, exchanged=True) for rows in overlapping]
@@ -440,11 +448,11 @@ class _SpecChoice:
             exchanged[0] = replace(exchanged[0], files=files)
         elif files:
             exchanged = [Group(ContentType.DATA_MANIFEST, self.spec_id, (), files, gain=1.0)]
-        busy = {int(row) for rows in overlapping for row in rows}
-        return exchanged + [self._group(rows) for rows in self._bins(busy)]
+        grouped_rows = {int(row) for rows in overlapping for row in rows}
+        return exchanged + [self._group(rows) for rows in self._bins(grouped_rows)]
 
-    def _give(self, place: int, reason: Reason) -> None:
-        self.reasons.setdefault(place, []).append(reason)
+    def _add_reason(self, ordinal: int, reason: Reason) -> None:
+        self.reasons.setdefault(ordinal, []).append(reason)
 
     def _overlapping(self) -> list[_Array]:
         """Return leaves that overlap too many others, in groups within the limits.
@@ -453,58 +461,58 @@ class _SpecChoice:
         """
         leaves, limits = self.leaves, self.scope.limits
         sorted_before = ~leaves.was_added & ~leaves.is_due & self.ranges.unknown
-        fit = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
-        ranges = self.ranges.of(fit)
+        candidates = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
+        ranges = self.ranges.of(candidates)
         overlapping = []
         for component in ranges.components():
             if len(component) > 1 and ranges.overlaps[component].max() > limits.max_overlap:
-                rows = fit[self._affordable(component, ranges, fit)]
+                rows = candidates[self._affordable(component, ranges, candidates)]
                 if len(rows) > 1:
                     overlapping.append(rows)
                     for row in rows:
-                        self._give(int(leaves.places[row]), Reason.OVERLAP)
+                        self._add_reason(int(leaves.ordinals[row]), Reason.OVERLAP)
                     for row in rows[leaves.is_due[rows]]:
-                        self._give(int(leaves.places[row]), Reason.LAYOUT)
+                        self._add_reason(int(leaves.ordinals[row]), Reason.LAYOUT)
         return overlapping
 
-    def _oversized(self, busy: set[int]) -> list[_Array]:
+    def _oversized(self, grouped_rows: set[int]) -> list[_Array]:
         """Return leaves of the layout of versions 1 to 3 that are too large for one task, in one group."""
         leaves, limits = self.leaves, self.scope.limits
-        large = leaves.is_due & (leaves.live_bytes > _LARGE * limits.target_bytes)
-        rows = np.asarray([row for row in np.flatnonzero(large).tolist() if row not in busy], np.int64)
-        fits = _fits(leaves.live[rows].sum(), leaves.bytes[rows].sum(), limits)
-        if not len(rows) or not fits:
+        is_large = leaves.is_due & (leaves.live_bytes > _LARGE * limits.target_bytes)
+        rows = np.asarray([row for row in np.flatnonzero(is_large).tolist() if row not in grouped_rows], np.int64)
+        is_affordable = _fits(leaves.live[rows].sum(), leaves.bytes[rows].sum(), limits)
+        if not len(rows) or not is_affordable:
             return []
         for row in rows:
-            self._give(int(leaves.places[row]), Reason.LAYOUT)
+            self._add_reason(int(leaves.ordinals[row]), Reason.LAYOUT)
         return [rows]
 
-    def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
+    def _affordable(self, component: _Array, ranges: LeafRanges, candidates: _Array) -> _Array:
         """Return the part of a component that the limits allow: the leaves around the leaf that overlaps most."""
         leaves, limits = self.leaves, self.scope.limits
-        if _fits(leaves.live[fit[component]].sum(), leaves.bytes[fit[component]].sum(), limits):
+        if _fits(leaves.live[candidates[component]].sum(), leaves.bytes[candidates[component]].sum(), limits):
             return component
-        deepest = component[ranges.overlaps[component].argmax()]
-        around = component[(ranges.lower[component] < ranges.upper[deepest])
-                           & (ranges.upper[component] > ranges.lower[deepest])]  # fmt: skip
-        around = around[np.argsort(-ranges.overlaps[around], kind="stable")]
-        entries, sizes = np.cumsum(leaves.live[fit[around]]), np.cumsum(leaves.bytes[fit[around]])
-        fits = np.array([_fits(count, size, limits) for count, size in zip(entries, sizes, strict=True)], bool)
-        chosen: _Array = around[fits]
-        return np.take(chosen, np.argsort(ranges.lower[chosen], kind="stable"))
+        most_overlapping = component[ranges.overlaps[component].argmax()]
+        neighbors = component[(ranges.lower[component] < ranges.upper[most_overlapping])
+                              & (ranges.upper[component] > ranges.lower[most_overlapping])]  # fmt: skip
+        neighbors = neighbors[np.argsort(-ranges.overlaps[neighbors], kind="stable")]
+        entries, sizes = np.cumsum(leaves.live[candidates[neighbors]]), np.cumsum(leaves.bytes[candidates[neighbors]])
+        is_affordable = np.array([_fits(count, size, limits) for count, size in zip(entries, sizes, strict=True)], bool)
+        affordable: _Array = neighbors[is_affordable]
+        return np.take(affordable, np.argsort(ranges.lower[affordable], kind="stable"))
 
-    def _bins(self, busy: set[int]) -> list[_Array]:
+    def _bins(self, grouped_rows: set[int]) -> list[_Array]:
         """Return runs of small or masked neighbours of about a leaf's size, within the limits."""
         leaves, limits = self.leaves, self.scope.limits
-        worth = leaves.usable & (leaves.is_small | leaves.is_masked | leaves.is_due)
+        is_worthwhile = leaves.usable & (leaves.is_small | leaves.is_masked | leaves.is_due)
         bins: list[list[int]] = [[]]
         for row in self.ranges.order.tolist():
-            usable = worth[row] and row not in busy
-            full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
+            is_usable = is_worthwhile[row] and row not in grouped_rows
+            is_full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
             extended = np.asarray([*bins[-1], row])
-            if not usable or full or not _fits(leaves.live[extended].sum(), leaves.bytes[extended].sum(), limits):
+            if not is_usable or is_full or not _fits(leaves.live[extended].sum(), leaves.bytes[extended].sum(), limits):
                 bins.append([])
-            if usable:
+            if is_usable:
                 bins[-1].append(row)
         return [
             rows for leaf_rows in bins if leaf_rows and (rows := self._worthwhile(np.asarray(leaf_rows))) is not None
@@ -514,27 +522,27 @@ class _SpecChoice:
         leaves = self.leaves
         if leaves.parts(rows) < len(rows) >= self.scope.limits.fewest_merged:
             for row in rows[leaves.is_small[rows]]:
-                self._give(int(leaves.places[row]), Reason.SMALL)
+                self._add_reason(int(leaves.ordinals[row]), Reason.SMALL)
         else:
             rows = rows[leaves.is_masked[rows] | leaves.is_due[rows]]
             if not len(rows):
                 return None
         for row in rows[leaves.is_masked[rows]]:
-            self._give(int(leaves.places[row]), Reason.MASKED)
+            self._add_reason(int(leaves.ordinals[row]), Reason.MASKED)
         for row in rows[leaves.is_due[rows]]:
-            self._give(int(leaves.places[row]), Reason.LAYOUT)
+            self._add_reason(int(leaves.ordinals[row]), Reason.LAYOUT)
         return rows
 
     def _group(self, rows: _Array, *, exchanged: bool = False) -> Group:
         leaves = self.leaves
         parts = leaves.parts(rows)
-        converted = int(leaves.is_due[rows].sum())
-        freed = float((1 - leaves.live[rows] / np.maximum(leaves.records[rows], 1)).sum())
-        gain = len(rows) - parts + freed + converted
+        converted_count = int(leaves.is_due[rows].sum())
+        masked_shares = float((1 - leaves.live[rows] / np.maximum(leaves.records[rows], 1)).sum())
+        gain = len(rows) - parts + masked_shares + converted_count
         if exchanged:
             gain += float(self.ranges.overlaps[rows].sum())
-        places = tuple(leaves.places[rows].tolist())
-        return Group(ContentType.DATA_MANIFEST, self.spec_id, places, (), parts, exchanged, gain)
+        ordinals = tuple(leaves.ordinals[rows].tolist())
+        return Group(ContentType.DATA_MANIFEST, self.spec_id, ordinals, (), parts, exchanged, gain)
 
 
 def _fits(entries: int, size: int, limits: CompactionLimits) -> bool:
@@ -542,23 +550,23 @@ def _fits(entries: int, size: int, limits: CompactionLimits) -> bool:
     return not too_many and (limits.max_bytes is None or size <= limits.max_bytes)
 
 
-def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
+def _affordable_groups(candidates: Iterable[Group], scope: Scope) -> list[Group]:
     """Return the groups that fit the limits together, by gain per entry."""
     all_leaves = scope.leaves(ContentType.DATA_MANIFEST)
-    entries = dict(zip(all_leaves.places.tolist(), all_leaves.live.tolist(), strict=True))
-    sizes = dict(zip(all_leaves.places.tolist(), all_leaves.bytes.tolist(), strict=True))
+    entries = dict(zip(all_leaves.ordinals.tolist(), all_leaves.live.tolist(), strict=True))
+    sizes = dict(zip(all_leaves.ordinals.tolist(), all_leaves.bytes.tolist(), strict=True))
 
     def cost(group: Group) -> int:
         return int(sum(entries[leaf] for leaf in group.leaves)) + len(group.files)
 
-    taken: list[Group] = []
+    affordable: list[Group] = []
     total, size = 0, 0
-    for group in sorted(units, key=lambda group: (-group.gain / (cost(group) or 1e-9), group.leaves)):
+    for group in sorted(candidates, key=lambda group: (-group.gain / (cost(group) or 1e-9), group.leaves)):
         group_size = sum(sizes[leaf] for leaf in group.leaves if entries[leaf])
         if _fits(total + cost(group), size + group_size, scope.limits):
-            taken.append(group)
+            affordable.append(group)
             total, size = total + cost(group), size + group_size
-    return taken
+    return affordable
 
 
 # -- Deletes --------------------------------------------------------------------------------------------------------
@@ -567,69 +575,81 @@ def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
 def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason]]) -> Group | None:
     """Return the group of delete leaves and the root's deletes to rewrite."""
     leaves = scope.leaves(ContentType.DELETE_MANIFEST)
-    chosen: dict[int, list[Reason]] = {}
+    reasons_of_row: dict[int, list[Reason]] = {}
 
-    def give(rows: Iterable[int], reason: Reason) -> None:
+    def add_reason(rows: Iterable[int], reason: Reason) -> None:
         for row in rows:
             if leaves.usable[row]:
-                chosen.setdefault(int(row), []).append(reason)
+                reasons_of_row.setdefault(int(row), []).append(reason)
 
-    divided = _divided(scope, data)
-    give((row for row, owner in enumerate(leaves.owners) if owner in divided), Reason.AFFINITY)
-    give(np.flatnonzero(leaves.is_masked), Reason.MASKED)
-    give(np.flatnonzero(leaves.is_due), Reason.LAYOUT)
-    small: dict[tuple[str | None, int], list[int]] = {}
+    split_leaves = _split_leaves(scope, data)
+    add_reason((row for row, owner in enumerate(leaves.owners) if owner in split_leaves), Reason.AFFINITY)
+    add_reason(np.flatnonzero(leaves.is_masked), Reason.MASKED)
+    add_reason(np.flatnonzero(leaves.is_due), Reason.LAYOUT)
+    small_rows: dict[tuple[str | None, int], list[int]] = {}
     specs = leaves.table.column("partition_spec_id").to_pylist()
     for row in np.flatnonzero(leaves.is_small & leaves.usable).tolist():
-        small.setdefault((leaves.owners[row], specs[row]), []).append(row)
-    for rows in small.values():
+        small_rows.setdefault((leaves.owners[row], specs[row]), []).append(row)
+    for rows in small_rows.values():
         if leaves.parts(np.asarray(rows)) < len(rows):
-            give(rows, Reason.SMALL)
-    give(_scattered(scope, leaves), Reason.AFFINITY)
-    in_root = (
-        _full_root(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES).column("ordinal").to_pylist()
+            add_reason(rows, Reason.SMALL)
+    add_reason(_rows_to_affiliate(scope, leaves), Reason.AFFINITY)
+    file_ordinals = (
+        _excess_root_files(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
+        .column("ordinal")
+        .to_pylist()
     )
-    for row, why in chosen.items():
-        reasons.setdefault(int(leaves.places[row]), []).extend(why)
-    for place in in_root:
-        reasons.setdefault(place, []).append(Reason.ROOT)
-    taken = np.asarray(sorted(chosen), np.int64)
-    if not len(taken) and not in_root:
+    for row, row_reasons in reasons_of_row.items():
+        reasons.setdefault(int(leaves.ordinals[row]), []).extend(row_reasons)
+    for ordinal in file_ordinals:
+        reasons.setdefault(ordinal, []).append(Reason.ROOT)
+    chosen_rows = np.asarray(sorted(reasons_of_row), np.int64)
+    if not len(chosen_rows) and not file_ordinals:
         return None
-    places = tuple(leaves.places[taken].tolist())
-    parts = leaves.parts(taken)
+    ordinals = tuple(leaves.ordinals[chosen_rows].tolist())
+    parts = leaves.parts(chosen_rows)
     return Group(
-        ContentType.DELETE_MANIFEST, None, places, tuple(in_root), parts, exchanged=True, gain=len(taken) - parts
+        ContentType.DELETE_MANIFEST,
+        None,
+        ordinals,
+        tuple(file_ordinals),
+        parts,
+        exchanged=True,
+        gain=len(chosen_rows) - parts,
     )
 
 
-def _divided(scope: Scope, data: Sequence[Group]) -> set[str]:
+def _split_leaves(scope: Scope, data: Sequence[Group]) -> set[str]:
     """Return the data leaves whose files may move to several leaves."""
     locations = scope.root.table.column("location")
-    several = [group for group in data if group.exchanged or group.parts > 1]
-    return {locations[place].as_py() for group in several for place in group.leaves}
+    split_groups = [group for group in data if group.exchanged or group.parts > 1]
+    return {locations[ordinal].as_py() for group in split_groups for ordinal in group.leaves}
 
 
-def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
-    """Return unaffiliated delete leaves with enough deletes for at least one affiliated delete leaf.
+def _rows_to_affiliate(scope: Scope, leaves: _Leaves) -> list[int]:
+    """Return the rows of unaffiliated delete leaves with enough deletes for at least one affiliated delete leaf.
 
-    Leaves that a compaction left unaffiliated are left out.
+    A leaf that a compaction wrote is skipped: the compaction has found too few deletes for each data leaf.
     """
-    scattered = []
+    scattered_rows = []
     for spec_id, sources in scope.sources.items():
         data = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
-        of_spec = pc.equal(leaves.table.column("partition_spec_id"), spec_id).to_pylist()
-        unplaced = leaves.was_added | leaves.was_flushed
-        rows = [row for row, yes in enumerate(of_spec) if yes and unplaced[row] and leaves.owners[row] is None]
+        in_spec = pc.equal(leaves.table.column("partition_spec_id"), spec_id).to_pylist()
+        is_uncompacted = leaves.was_added | leaves.was_flushed
+        rows = [
+            row
+            for row, is_of_spec in enumerate(in_spec)
+            if is_of_spec and is_uncompacted[row] and leaves.owners[row] is None
+        ]
         if not rows or not len(data):
             continue
         merged = pa.concat_tables([data.table, leaves.table.take(pa.array(rows, pa.int64()))])
         ranges = leaf_ranges(merged, sorted(sources), sources)
         for number, row in enumerate(rows, len(data)):
-            apart = (ranges.lower[: len(data)] > ranges.upper[number]) | (
+            is_apart = (ranges.lower[: len(data)] > ranges.upper[number]) | (
                 ranges.upper[: len(data)] < ranges.lower[number]
             )
-            near = int((~apart).sum())
-            if near and leaves.live[row] >= scope.limits.affiliated_deletes * near:
-                scattered.append(row)
-    return scattered
+            near_count = int((~is_apart).sum())
+            if near_count and leaves.live[row] >= scope.limits.affiliated_deletes * near_count:
+                scattered_rows.append(row)
+    return scattered_rows

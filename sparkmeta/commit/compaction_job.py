@@ -114,18 +114,18 @@ class RewriteJob:
 
     def data(self, groups: Sequence[Group]) -> list[Rewritten]:
         """Rewrite groups of data leaves."""
-        bins = [number for number, group in enumerate(groups) if not group.exchanged]
-        written: dict[int, list[pa.Table]] = {}
-        if bins:
-            rows = [self._bin(number, groups[number], groups[number].leaves) for number in bins]
-            written = self._write_bins(rows)
+        bin_numbers = [number for number, group in enumerate(groups) if not group.exchanged]
+        leaves_by_group: dict[int, list[pa.Table]] = {}
+        if bin_numbers:
+            rows = [self._bin(number, groups[number], groups[number].leaves) for number in bin_numbers]
+            leaves_by_group = self._write_bins(rows)
         for number, group in enumerate(groups):
             if group.exchanged:
-                written[number] = self._exchange(group)
-        return [self.rewritten(group, written.get(number, [])) for number, group in enumerate(groups)]
+                leaves_by_group[number] = self._exchange(group)
+        return [self.rewritten(group, leaves_by_group.get(number, [])) for number, group in enumerate(groups)]
 
     def rewritten(self, group: Group, new_leaves: Sequence[pa.Table]) -> Rewritten:
-        """Return the group with the root's entries for its new leaves."""
+        """Return the rewritten form of a group, given the root's entries for its new leaves."""
         leaves = self.root.take(pa.array(group.leaves, pa.int64()))
         locations = leaves.column("location").to_pylist()
         files = self.root.take(pa.array(group.files, pa.int64()))
@@ -137,9 +137,9 @@ class RewriteJob:
             pa.concat_tables([self.form.schema.empty_table(), *new_leaves]),
         )
 
-    def rewriting(self, places: Sequence[int]) -> Rewriting:
+    def rewriting(self, ordinals: Sequence[int]) -> Rewriting:
         """Return the parameters of tasks that rewrite leaves."""
-        types, size = self.state.types, self.entry_bytes(places)
+        types, size = self.state.types, self.entry_bytes(ordinals)
         return Rewriting(
             self.reader, self.form, types.tree_types, types.locations, self.scope.keys, size, self.adoption
         )
@@ -151,25 +151,25 @@ class RewriteJob:
             return self.adopted
         return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
 
-    def entry_bytes(self, places: Sequence[int]) -> float:
+    def entry_bytes(self, ordinals: Sequence[int]) -> float:
         """Return the mean size of an entry in leaves, or an estimate if there are none."""
-        leaves = self.root.take(pa.array(places, pa.int64()))
+        leaves = self.root.take(pa.array(ordinals, pa.int64()))
         entries = pc.sum(leaves.column("record_count")).as_py() or 0
         sizes = np.asarray(leaves.column("file_size_in_bytes").to_pylist(), np.int64)
-        size = int(self.scope.tree_bytes(np.asarray(places, np.int64), sizes).sum())
+        size = int(self.scope.tree_bytes(np.asarray(ordinals, np.int64), sizes).sum())
         return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
 
     # -- Bins -------------------------------------------------------------------------------------------------------
 
-    def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
+    def _leaf_sources(self, ordinals: Sequence[int]) -> list[dict[str, Any]]:
         """Return leaves as structs of `BIN_SCHEMA`."""
-        leaves, dvs = self.root.take(pa.array(places, pa.int64())), self.scope.root.manifest_dv_of
+        leaves, dvs = self.root.take(pa.array(ordinals, pa.int64())), self.scope.root.manifest_dv_of
         parts = leaf_parts(leaves).append_column("record_count", leaves.column("record_count"))
         sources: list[dict[str, Any]] = parts.to_pylist()
-        for place, leaf in zip(places, sources, strict=True):
+        for ordinal, leaf in zip(ordinals, sources, strict=True):
             dv = dvs.get(leaf["location"])
             leaf["dv"] = None if dv is None else dv_row(leaf[MANIFEST], leaf, dv)
-            if place not in self.scope.old:
+            if ordinal not in self.scope.old:
                 leaf["file_format"] = None
         return sources
 
@@ -222,33 +222,33 @@ class RewriteJob:
         sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
         chunks: list[list[int]] = [[]]
         size = entries = 0
-        for place, of_leaf, in_leaf in zip(group.leaves, sizes, counts, strict=True):
-            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > CUT_ENTRIES):
+        for ordinal, leaf_bytes, leaf_entries in zip(group.leaves, sizes, counts, strict=True):
+            if chunks[-1] and (size + leaf_bytes > _CUT_BYTES or entries + leaf_entries > CUT_ENTRIES):
                 chunks.append([])
                 size = entries = 0
-            chunks[-1].append(place)
-            size, entries = size + of_leaf, entries + in_leaf
-        return [self._bin(0, group, leaves, files=not number) for number, leaves in enumerate(chunks)]
+            chunks[-1].append(ordinal)
+            size, entries = size + leaf_bytes, entries + leaf_entries
+        return [self._bin(0, group, leaves, files=not index) for index, leaves in enumerate(chunks)]
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
         """Return the last keys of the ranges. Runs a job that reads only keys."""
         assert group.spec_id is not None
         keys, stats = self.scope.keys[group.spec_id], self.state.types.stats_types
         schema = key_schema(keys, stats)
-        in_root = key_table(self.files(group), keys).cast(schema)
+        file_keys = key_table(self.files(group), keys).cast(schema)
         frames = []
-        if leaves := [place for place in group.leaves if place not in self.scope.old]:
+        if leaves := [ordinal for ordinal in group.leaves if ordinal not in self.scope.old]:
             projection = EntryProjection.of(("location",), None, {key: stats[key] for key in keys})
             columns = [
-                F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{place}") for place, key in enumerate(keys)
+                F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{index}") for index, key in enumerate(keys)
             ]
             rows = self.root.take(pa.array(leaves, pa.int64()))
             frames.append(leaf_frame(self.state, rows, projection).select(*columns, "location"))
-        if old := [place for place in group.leaves if place in self.scope.old]:
-            bins = self._frame([self._bin(0, group, [place], files=False) for place in old])
+        if old_leaves := [ordinal for ordinal in group.leaves if ordinal in self.scope.old]:
+            bins = self._frame([self._bin(0, group, [ordinal], files=False) for ordinal in old_leaves])
             frames.append(map_arrow(bins, partial(self.rewriting([]).read_keys, group.spec_id), schema))
         entries = pc.sum(self.root.column("record_count").take(pa.array(group.leaves, pa.int64()))).as_py()
-        return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), in_root, entries, ranges)
+        return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), file_keys, entries, ranges)
 
 
 def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
@@ -299,7 +299,7 @@ class Rebased:
 
 
 def rebase(
-    state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()
+    state: TableState, base: Root, rewritten: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()
 ) -> Rebased:
     """Return the groups that fit `base`, the root of `state`.
 
@@ -316,31 +316,35 @@ def rebase(
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     versions = file_versions(base)
-    fit: list[Rewritten] = []
+    fitting: list[Rewritten] = []
     moved: set[FileKey] = set()
-    gone: dict[str, PositionBitmap] = {}
-    lost: list[FileKey] = []
+    removed_ordinals: dict[str, PositionBitmap] = {}
+    lost_files: list[FileKey] = []
     disowned: set[str] = set()
-    for group in done:
+    for group in rewritten:
         if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
             continue
         if any(leaves[leaf]["first_row_id"] != first_row_id for leaf, first_row_id in group.first_row_ids.items()):
             continue
         changes = {leaf: _changes(dv, base.manifest_dv_of.get(leaf), load) for leaf, dv in group.leaves.items()}
-        if any(back.cardinality for _, back in changes.values()):
+        if any(regained.cardinality for _, regained in changes.values()):
             continue
-        fit.append(group)
-        gone |= {leaf: removed for leaf, (removed, _) in changes.items() if removed.cardinality}
-        left = [key for key, sequence in group.files.items() if versions.get(key) != sequence]
-        moved |= group.files.keys() - left
-        lost += left
-        if any(key.content_type == ContentType.DATA for key in left):
+        fitting.append(group)
+        removed_ordinals |= {
+            leaf: newly_masked for leaf, (newly_masked, _) in changes.items() if newly_masked.cardinality
+        }
+        missing = [key for key, sequence in group.files.items() if versions.get(key) != sequence]
+        moved |= group.files.keys() - missing
+        lost_files += missing
+        if any(key.content_type == ContentType.DATA for key in missing):
             disowned.update(group.new_leaves.column("location").to_pylist())
-    new_leaves = pa.concat_tables([group.new_leaves for group in fit] or [done[0].new_leaves.slice(0, 0)])
-    masks = _masks(state, new_leaves, gone, lost) if gone or lost else {}
+    new_leaves = pa.concat_tables([group.new_leaves for group in fitting] or [rewritten[0].new_leaves.slice(0, 0)])
+    masks = _masks(state, new_leaves, removed_ordinals, lost_files) if removed_ordinals or lost_files else {}
     new_leaves = without_owners(new_leaves, disowned.intersection(masks))
-    dropped = frozenset(leaf for group in fit for leaf in group.leaves)
-    return Rebased(dropped, frozenset(moved), new_leaves, masks, _affinity(fit, leaves), len(done) - len(fit))
+    dropped = frozenset(leaf for group in fitting for leaf in group.leaves)
+    return Rebased(
+        dropped, frozenset(moved), new_leaves, masks, _affinity(fitting, leaves), len(rewritten) - len(fitting)
+    )
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
@@ -351,7 +355,7 @@ def _leaf_rows(base: Root) -> list[dict[str, Any]]:
 def _changes(
     old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, load: LoadBlob
 ) -> tuple[PositionBitmap, PositionBitmap]:
-    """Return the ordinals that only the new manifest DV of a leaf masks, and the ones that only the old DV masks."""
+    """Return the ordinals that only the new manifest DV of a leaf masks, and those that only the old one masks."""
     nothing = PositionBitmap({})
     if same_manifest_dv(old, new):
         return nothing, nothing
@@ -359,19 +363,19 @@ def _changes(
     return after.difference(before), before.difference(after)
 
 
-def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+def _affinity(fitting: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the new data leaves of remaining delete leaves whose data leaves were merged."""
-    dropped = {leaf for group in fit for leaf in group.leaves}
-    merged = {
+    dropped = {leaf for group in fitting for leaf in group.leaves}
+    merged_into = {
         leaf: group.new_leaves.column("location")[0].as_py()
-        for group in fit
+        for group in fitting
         if group.new_leaves.column("content_type").to_pylist() == [ContentType.DATA_MANIFEST]
         for leaf in group.leaves
     }
     return {
-        location: merged[row["referenced_file"]]
+        location: merged_into[row["referenced_file"]]
         for location, row in leaves.items()
-        if row["referenced_file"] in merged and location not in dropped
+        if row["referenced_file"] in merged_into and location not in dropped
     }
 
 
@@ -382,10 +386,16 @@ _BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.bi
 
 
 def _masks(
-    state: TableState, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    state: TableState,
+    new_leaves: pa.Table,
+    removed_ordinals: Mapping[str, PositionBitmap],
+    lost_files: Sequence[FileKey],
 ) -> dict[str, PositionBitmap]:
     """Return the ordinals of removed entries in the new leaves. Runs a job over their paths."""
-    frames = [*([_gone_keys(state, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
+    frames = [
+        *([_gone_keys(state, removed_ordinals)] if removed_ordinals else []),
+        *([_lost_keys(state, lost_files)] if lost_files else []),
+    ]
     keys = reduce(lambda left, right: left.unionByName(right), frames)
     entries = leaf_frame(state, new_leaves, EntryProjection.of(_KEY))
     masked = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
@@ -403,16 +413,16 @@ def _key_columns() -> list[Any]:
     return [F.col("content_type").alias("kind"), F.col("location").alias("path"), offset.alias("offset")]
 
 
-def _gone_keys(state: TableState, gone: Mapping[str, PositionBitmap]) -> DataFrame:
+def _gone_keys(state: TableState, removed_ordinals: Mapping[str, PositionBitmap]) -> DataFrame:
     """Return the keys of entries that were removed from the rewritten leaves."""
     manifests = state.manifests.filter(
-        pc.is_in(state.manifests.column("location"), pa.array(sorted(gone), pa.string()))
+        pc.is_in(state.manifests.column("location"), pa.array(sorted(removed_ordinals), pa.string()))
     )
     rows = []
     for leaf in manifests.select([MANIFEST, "location", "record_count"]).to_pylist():
-        bitmap = gone[leaf["location"]]
-        place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
-        dv = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
+        bitmap = removed_ordinals[leaf["location"]]
+        blob = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
+        dv = {"location": None, "deletion_vector": blob, "record_count": bitmap.cardinality}
         rows.append(dv_row(leaf[MANIFEST], leaf, dv))
     ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=DV_SCHEMA), None)
     frames = state.reader.physical_frames(manifests, EntryProjection.of(_KEY))
@@ -420,11 +430,11 @@ def _gone_keys(state: TableState, gone: Mapping[str, PositionBitmap]) -> DataFra
     return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
 
 
-def _lost_keys(state: TableState, lost: Sequence[FileKey]) -> DataFrame:
+def _lost_keys(state: TableState, lost_files: Sequence[FileKey]) -> DataFrame:
     columns = {
-        "kind": pa.array([key.content_type for key in lost], pa.int32()),
-        "path": pa.array([key.location for key in lost], pa.string()),
-        "offset": pa.array([-1 if key.offset is None else key.offset for key in lost], pa.int64()),
+        "kind": pa.array([key.content_type for key in lost_files], pa.int32()),
+        "path": pa.array([key.location for key in lost_files], pa.string()),
+        "offset": pa.array([-1 if key.offset is None else key.offset for key in lost_files], pa.int64()),
     }
     return local_frame(state.spark, pa.table(columns))
 
@@ -463,14 +473,14 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
         data: the rewritten data leaves of the same compaction.
     """
     owners = _owners(job, group, data)
-    placed = materialize(with_owners(job.entries(group), owners))
+    entries = materialize(with_owners(job.entries(group), owners))
     size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
-    rest, new_leaves = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
-    count = rest.count()
+    unaffiliated, new_leaves = write_affiliated(entries, job.form, job.scope.limits.affiliated_deletes, size)
+    count = unaffiliated.count()
     parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
     if parts:
         keys = ["content_type", "partition_spec_id", *partition_columns(job.state)]
-        ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
+        ordered = unaffiliated.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
             *keys, "referenced_file", "location"
         )
         new_leaves = pa.concat_tables([new_leaves, write_owned_leaves(ordered, job.form, size)])
@@ -481,8 +491,8 @@ def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFra
     """Return the live files of the new and remaining data leaves that deletes may be affiliated with."""
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
-    new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(each.new_leaves for each in data)])
-    remaining = _remaining(job, group, {location for each in data for location in each.leaves})
+    new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(rewritten.new_leaves for rewritten in data)])
+    remaining = _remaining(job, group, {location for rewritten in data for location in rewritten.leaves})
     frames = [live_owners(state, remaining)]
     if len(new_leaves):
         locations = dict(enumerate(new_leaves.column("location").to_pylist()))

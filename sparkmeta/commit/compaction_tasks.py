@@ -92,9 +92,9 @@ class Rewriting:
 
     def write_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write each bin, a row of `BIN_SCHEMA`, to leaves, and yield rows of `GROUP_LEAF_SCHEMA`."""
-        yield from self._write(self._of_bins(batches))
+        yield from self._write(self._sorted_bins(batches))
 
-    def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    def _sorted_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for row in task_rows(batches):
             entries = combined([self.schema.empty_table(), *self._entries(row)])
             by_keys = self._ordered(entries, row["spec_id"])
@@ -138,9 +138,9 @@ class Rewriting:
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write ranges, adjacent rows of `RANGE_SCHEMA`, to leaves, and yield rows of `GROUP_LEAF_SCHEMA`."""
-        yield from self._write(self._of_ranges(spec_id, batches))
+        yield from self._write(self._sorted_ranges(spec_id, batches))
 
-    def _of_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    def _sorted_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for table in range_tables(batches):
             by_keys = self._ordered(table, spec_id)
             size = int(len(by_keys) * self.entry_bytes)
@@ -217,11 +217,11 @@ class Rewriting:
 def key_table(table: pa.Table, keys: Sequence[int]) -> pa.Table:
     """Return the sort keys of entries: lower bounds `k0`, `k1`, ..., then `location`."""
     stats = table.column(CONTENT_STATS)
-    columns = {f"k{place}": pc.struct_field(stats, [str(key), "lower_bound"]) for place, key in enumerate(keys)}
+    columns = {f"k{index}": pc.struct_field(stats, [str(key), "lower_bound"]) for index, key in enumerate(keys)}
     return pa.table({**columns, "location": table.column("location")})
 
 
 def key_schema(keys: Sequence[int], stats: Mapping[int, str]) -> pa.Schema:
     """Return the schema of `key_table`."""
-    fields = [pa.field(f"k{place}", bound_arrow_type(stats[key])) for place, key in enumerate(keys)]
+    fields = [pa.field(f"k{index}", bound_arrow_type(stats[key])) for index, key in enumerate(keys)]
     return pa.schema([*fields, pa.field("location", pa.string())])

@@ -123,9 +123,9 @@ def refuse(head: TableState, changes: Iterable[Relation], problem: str) -> None:
             raise conflict(head, f"snapshot {row[SNAPSHOT]}, of {OTHERS},", problem, row["location"])
 
 
-def conflict(head: TableState, who: str, problem: str, location: str) -> CommitConflictError:
+def conflict(head: TableState, author: str, problem: str, location: str) -> CommitConflictError:
     """Return the error for a file that another commit changed."""
-    return CommitConflictError(f"{head.metadata.location}: {who} {problem}: {location}")
+    return CommitConflictError(f"{head.metadata.location}: {author} {problem}: {location}")
 
 
 # -- Refuse files that are already live or added twice ----------------------------------------------------------------
@@ -156,12 +156,12 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
         return
     files = added.relation(state)
     names = select(files, {"path": "location", "offset": "deletion_vector.offset"})
-    if twice := repeated(names, ["path", "offset"]):
-        raise ValidationError(f"{state.metadata.location}: {twice['path']} is added twice by the commit")
+    if duplicate := repeated(names, ["path", "offset"]):
+        raise ValidationError(f"{state.metadata.location}: {duplicate['path']} is added twice by the commit")
     for suspects in _suspects(state, added, files, searches):
         live = without(suspects, removal, state)
-        if known := first(matching(live, names, {"location": "path", "deletion_vector.offset": "offset"})):
-            raise _already_there(state, known["location"])
+        if live_entry := first(matching(live, names, {"location": "path", "deletion_vector.offset": "offset"})):
+            raise _already_there(state, live_entry["location"])
 
 
 def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, start: int | None) -> None:
@@ -171,7 +171,7 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
         head: the table at the branch's head.
         state: the state that the files are added to.
         added: the new files.
-        start: the head when the operation began.
+        start: the branch's head when the operation began.
 
     Raises:
         CommitConflictError: another commit, or an earlier change of the transaction, added one of the files.
@@ -179,14 +179,14 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
     if not (history := snapshots_since(head, start)):
         return
     changes = changes_matching(head, history, AlwaysTrue())
-    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
+    new_data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
     for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
-        if known := first(_same_paths(new, others, state)):
-            raise _already_there(state, known["location"])
+        if duplicate := first(_same_paths(new_data, others, state)):
+            raise _already_there(state, duplicate["location"])
 
 
 def _same_paths(files: Relation, others: Relation, state: TableState) -> Relation:
-    """Return the `location` of files that others have too, in any spelling."""
+    """Return the `location` of files that are also in `others`, however their paths are spelled."""
     if isinstance(files, pa.Table) and isinstance(others, pa.Table):
         theirs = {*map(normalize, others.column("location").to_pylist())}
         paths = files.select(["location"])
@@ -197,21 +197,21 @@ def _same_paths(files: Relation, others: Relation, state: TableState) -> Relatio
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:
-    """Yield the live entries that may be of new files."""
+    """Yield live entries that may have the path of a new file."""
     if isinstance(files, pa.Table):
         stages = [search_all(root_manifests(state))]
         for kinds, content in _KINDS:
-            if len(new := files.filter(of_kinds(files, kinds))):
-                stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
+            if len(new_files := files.filter(of_kinds(files, kinds))):
+                stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new_files)))
         yield searches.new_files.find(state, names_of(files), stages)
         return
     path = F.xxhash64("location", "deletion_vector.offset")
     for kinds, content in _KINDS:
-        new, leaves = added.of(kinds, content), live_leaves(state, content)
-        if new.count and len(leaves) and len(sharing := new.sharing_partitions(state, leaves)):
+        new_files, leaves = added.of(kinds, content), live_leaves(state, content)
+        if new_files.count and len(leaves) and len(sharing_leaves := new_files.sharing_partitions(state, leaves)):
             # Spark broadcasts hashes instead of shuffling the paths of all live files.
-            hashes = F.broadcast(new.frame(state).select(path.alias("hash")))
-            yield live_entries(state, sharing).join(hashes, path == F.col("hash"), "left_semi")
+            hashes = F.broadcast(new_files.frame(state).select(path.alias("hash")))
+            yield live_entries(state, sharing_leaves).join(hashes, path == F.col("hash"), "left_semi")
 
 
 def _already_there(state: TableState, path: str) -> CommitConflictError:
@@ -237,7 +237,7 @@ class Validation:
     Attributes:
         row_filter: the rows that the operation read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether rows that it read may be deleted, if it only deletes or adds rows.
+        ignores_deletes: whether others may delete rows that the operation read, if it only deletes or adds rows.
     """
 
     row_filter: BooleanExpression | str | None = None
@@ -250,10 +250,10 @@ class Operation:
     """The parts of an update that decide whether other commits conflict with it.
 
     Attributes:
-        filters: the filters that select the data files that it removes.
-        partitions_of: new files. It removes the data files in their partitions.
-        names_files: whether it removes files by name.
-        adds_deletes: whether it adds deletes of rows.
+        filters: the filters that select the data files to remove.
+        partitions_of: new files. The update removes the data files in their partitions.
+        names_files: whether the update removes files by name.
+        adds_deletes: whether the update adds deletes of rows.
     """
 
     filters: Sequence[BooleanExpression | str] = ()
@@ -263,7 +263,7 @@ class Operation:
 
     @property
     def removes_by_rows(self) -> bool:
-        """Whether it removes files by their rows, so that concurrent removals of matching files conflict."""
+        """Whether the update removes files by their rows, so that concurrent removals of matching files conflict."""
         return bool(self.filters or self.partitions_of)
 
 
@@ -288,8 +288,8 @@ def validate(head: TableState, validation: Validation, operation: Operation, sta
     names_rows = operation.names_files or operation.adds_deletes
     scopes = _scopes(head, history, validation.row_filter, operation)
     if validation.isolation == "serializable":
-        everything = validation.row_filter is None and names_rows
-        for scope in [changes_matching(head, history, AlwaysTrue())] if everything else scopes:
+        reads_whole_table = validation.row_filter is None and names_rows
+        for scope in [changes_matching(head, history, AlwaysTrue())] if reads_whole_table else scopes:
             refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
     by_rows = not validation.ignores_deletes and (operation.removes_by_rows or not names_rows)
     for scope in scopes:
@@ -332,16 +332,16 @@ def refuse_missing_data(head: TableState, files: Relation, start: int | None, *,
     if not history:
         return
     for removed in changes_matching(head, history, AlwaysTrue()).removed(ContentType.DATA_MANIFEST):
-        gone = matching(removed, files, {"location": "file_path"})
-        refuse(head, [gone], "removed a data file that the new position deletes are about")
+        missing = matching(removed, files, {"location": "file_path"})
+        refuse(head, [missing], "removed a data file that the new position deletes are about")
 
 
 def refuse_new_dvs(
     head: TableState, state: TableState, new: NewFiles, named: Sequence[Relation], start: int | None
 ) -> None:
-    """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 12.5).
+    """Refuse new deletion vectors if others added one for the same data file since the snapshot `start`.
 
-    If a change replaces a live deletion vector by name, it has read the deletion vector: this is no conflict.
+    See semantics 12.5. A change that replaces a live deletion vector by name has read it: this is no conflict.
 
     Args:
         head: the table at the branch's head.
@@ -362,12 +362,12 @@ def refuse_new_dvs(
     dvs = where(_union(changes, head), is_dv())
     deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).relation(state)
     of_file = {"referenced_file": "referenced_file"}
-    same = matching(dvs, where(deletes, is_dv()), of_file)
+    conflicting = matching(dvs, where(deletes, is_dv()), of_file)
     for files in named:
         if "content_offset" in names(files):
-            read = matching(dvs, files, {"location": "file_path", "deletion_vector.offset": "content_offset"})
-            same = matching(same, read, of_file, absent=True)
-    refuse(head, [same], "added a deletion vector for the same data file")
+            read_dvs = matching(dvs, files, {"location": "file_path", "deletion_vector.offset": "content_offset"})
+            conflicting = matching(conflicting, read_dvs, of_file, absent=True)
+    refuse(head, [conflicting], "added a deletion vector for the same data file")
 
 
 def refuse_other_specs(head: TableState, specs: Collection[int], start: int | None) -> None:
@@ -391,7 +391,7 @@ def refuse_other_specs(head: TableState, specs: Collection[int], start: int | No
 def refuse_deletes_of_moved_rows(
     head: TableState, state: TableState, files: Relation, removal: Removal, new: NewFiles, start: int | None
 ) -> None:
-    """Refuse to move rows to another partition spec past partitioned equality deletes added since the snapshot `start`.
+    """Refuse to move rows to another partition spec if others added partitioned equality deletes since `start`.
 
     Such a delete applies only to data files of its spec: to the replaced files but not the new ones, or vice versa.
 
@@ -472,7 +472,7 @@ def refuse_new_deletes(
     *,
     by_position: bool = False,
 ) -> None:
-    """Refuse to replace data files if rows of them were deleted since the snapshot `start`.
+    """Refuse to replace data files if others have deleted some of their rows since the snapshot `start`.
 
     The new files might contain these rows. As in scan planning, a deletion vector applies to a file by path, and an
     equality delete by partition, sequence number and stats.
@@ -493,24 +493,26 @@ def refuse_new_deletes(
     if not history or not (removal.masks or removal.keys):
         return
     scope = changes_matching(head, history, AlwaysTrue() if row_filter is None else row_filter)
-    others = ~is_dv()
+    other_kinds = ~is_dv()
     if by_position:
-        others &= is_kind(ContentType.POSITION_DELETES)
+        other_kinds &= is_kind(ContentType.POSITION_DELETES)
     ids: set[int] = set()
-    compares = False
+    has_compared = False
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        dvs, compared = where(added, is_dv()), where(added, others)
+        dvs, compared = where(added, is_dv()), where(added, other_kinds)
         if has_rows(dvs):
             replaced = matching(dvs, files, {"referenced_file": "file_path"})
             refuse(head, [replaced], "deleted rows of a file to replace")
         if has_rows(compared):
-            compares = True
+            has_compared = True
             ids.update(_equality_ids(compared))
-    if not compares:
+    if not has_compared:
         return
     with_stats = replace(scope, more_stats=frozenset({*ids, DELETE_FILE_PATH_ID}))
-    new = _union([where(added, others) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head)
-    deletes = DeleteEntries(new, head.delete_manifests, frozenset(ids))
+    compared_deletes = _union(
+        [where(added, other_kinds) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head
+    )
+    deletes = DeleteEntries(compared_deletes, head.delete_manifests, frozenset(ids))
     named = _named_entries(state, files, removal, ids)
     if row := first(where(attach_deletes(named, deletes, state), sql.size(sql.col(DELETES)) > 0)):
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
@@ -570,11 +572,11 @@ def _scopes(
     """Return an operation's scopes: the rows that it read, else the files that it replaces, else the whole table."""
     if row_filter is not None:
         return [changes_matching(head, history, row_filter)]
-    everything = changes_matching(head, history, AlwaysTrue())
-    scopes = [replace(everything, partitions=replaced_partitions(head, files)) for files in operation.partitions_of]
+    whole_table = changes_matching(head, history, AlwaysTrue())
+    scopes = [replace(whole_table, partitions=replaced_partitions(head, files)) for files in operation.partitions_of]
     if operation.filters:
         scopes.append(changes_matching(head, history, reduce(Or, map(parse_filter, operation.filters))))
-    return scopes or [everything]
+    return scopes or [whole_table]
 
 
 def _union(changes: Sequence[Relation], head: TableState) -> Relation:

@@ -104,7 +104,7 @@ class FileRows:
         return tree_schema(self.stats)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert batches of files with `entries`. For `map_arrow`."""
+        """Convert batches of files by `entries`. For `map_arrow`."""
         for batch in batches:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
@@ -112,21 +112,21 @@ class FileRows:
         """Return the files as rows of `tree_schema` with status ADDED, without the fields that the commit sets.
 
         Args:
-            files: columns of `inspect.files`, `VALUE_SIZES` and `SEQUENCE_NUMBER` in any order. Missing ones are null;
-                extra ones are ignored.
+            files: columns of `inspect.files`, `VALUE_SIZES` and `SEQUENCE_NUMBER`, in any order. Missing columns count
+                as null; further columns are ignored.
 
         Raises:
             ValidationError: a file lacks a required field or a value of its partition, or has an unknown spec, format
                 or content.
         """
-        rows = len(files)
+        row_count = len(files)
         values = {field: self._values(files, column, field) for column, field in _FIELDS.items()}
         values["content_type"] = pc.fill_null(values["content_type"], 0)
         values["partition_spec_id"] = pc.fill_null(values["partition_spec_id"], self.default_spec)
         values["file_format"] = pc.utf8_lower(values["file_format"])
         values["equality_ids"] = _without_empty_lists(values["equality_ids"], values["content_type"])
         values["deletion_vector"] = self._vectors(files, values["content_type"])
-        values["version_info"] = added_version(rows, self.schema, self._column(files, SEQUENCE_NUMBER, pa.int64()))
+        values["version_info"] = added_version(row_count, self.schema, self._column(files, SEQUENCE_NUMBER, pa.int64()))
         self._check(values)
         return self._table(values | self._details(files, values))
 
@@ -139,16 +139,16 @@ class FileRows:
         return entry_problems(checked_table(values), self.specs, self.columns)
 
     def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
-        rows = len(values["location"])
-        arrays = [values.get(field.name, pa.nulls(rows, field.type)) for field in self.schema]
+        row_count = len(values["location"])
+        arrays = [values.get(field.name, pa.nulls(row_count, field.type)) for field in self.schema]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def partitions(self, files: pa.Table) -> pa.Table | None:
-        """Return the partitions in rows, as hints for a search.
+        """Return the partitions named in rows of files, as hints for a search.
 
         Returns:
-            `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have both. None if a
-            column is missing or has another type.
+            `partition_spec_id` and `partition`, a struct by partition field id. Rows without a spec or partition are
+            left out. None if a column is missing or has another type.
         """
         if PARTITION not in files.column_names or "spec_id" not in files.column_names:
             return None
@@ -165,8 +165,8 @@ class FileRows:
                 if name is None or field.type == ANY:
                     return None
                 value = self._as_bound(pc.struct_field(column, name), field, name)
-                nothing = values.get(field.field_id, pa.nulls(len(files), value.type))
-                values[field.field_id] = pc.if_else(pc.equal(specs, spec_id), value, nothing)
+                values_so_far = values.get(field.field_id, pa.nulls(len(files), value.type))
+                values[field.field_id] = pc.if_else(pc.equal(specs, spec_id), value, values_so_far)
         for field in (field for fields in self.specs.values() for field in fields if field.type != ANY):
             values.setdefault(field.field_id, pa.nulls(len(files), bound_arrow_type(field.type)))
         names = [str(field_id) for field_id in values]
@@ -195,11 +195,11 @@ class FileRows:
         kinds = values["content_type"]
         for row in places_where(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
-        for broken in self._problems(values):
-            column = _COLUMNS.get(broken.field, broken.field)
-            raise self._error(values, broken.row, column, broken.value, broken.problem)
+        for problem_entry in self._problems(values):
+            column = _COLUMNS.get(problem_entry.field, problem_entry.field)
+            raise self._error(values, problem_entry.row, column, problem_entry.value, problem_entry.problem)
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
-        of_unknown = places_where(_in(values["partition_spec_id"], unknown)).to_pylist()
+        of_unknown = places_where(_is_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:
             problem = "the spec has an unknown transform, whose values can't be written"
             raise self._error(values, row, "spec_id", values["partition_spec_id"][row].as_py(), problem)
@@ -212,10 +212,12 @@ class FileRows:
 
     def _vectors(self, files: pa.Table, kinds: pa.Array) -> pa.Array:
         kind = self.schema.field("deletion_vector").type
-        position = pc.equal(kinds, int(ContentType.POSITION_DELETES))
-        places = [self._column(files, name, pa.int64()) for name in ("content_offset", "content_size_in_bytes")]
-        children = [*places, pa.nulls(len(files), pa.binary())]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(position))
+        is_position_delete = pc.equal(kinds, int(ContentType.POSITION_DELETES))
+        offset_and_size = [
+            self._column(files, name, pa.int64()) for name in ("content_offset", "content_size_in_bytes")
+        ]
+        children = [*offset_and_size, pa.nulls(len(files), pa.binary())]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(is_position_delete))
 
     # -- Stats ------------------------------------------------------------------------------------------------------
 
@@ -267,9 +269,9 @@ class FileRows:
                 self._refuse_stats(values, f"lower_bounds[{field_id}]", lower, pc.greater(lower, upper), problem)
 
     def _refuse_stats(
-        self, values: Mapping[str, pa.Array], column: str, stats: pa.Array, wrong: pa.Array, problem: str
+        self, values: Mapping[str, pa.Array], column: str, stats: pa.Array, is_wrong: pa.Array, problem: str
     ) -> None:
-        for row in places_where(pc.fill_null(wrong, False)).to_pylist()[:1]:
+        for row in places_where(pc.fill_null(is_wrong, False)).to_pylist()[:1]:
             raise self._error(values, row, column, stats[row].as_py(), problem)
 
     def _partition_value(
@@ -305,31 +307,31 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
     """Raise ValidationError for an entry of a table whose content type is not allowed."""
     for kind in entries.column("content_type").unique().to_pylist():
         if kind not in set(allowed):
-            wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
-            raise ValidationError(f"{table}: {wrong} has content {kind}: this operation adds none of it")
+            location = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
+            raise ValidationError(f"{table}: {location} has content {kind}: this operation adds none of it")
 
 
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
     """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
 
-    They have no stats, and placeholder numbers in `version_info`, where the commit sets the real ones.
+    The rows have no stats, and placeholder numbers in `version_info`: the commit sets the numbers.
     """
-    schema, rows = tree_schema({}), len(values["location"])
+    schema, row_count = tree_schema({}), len(values["location"])
     kind = schema.field("version_info").type
-    numbers = pa.repeat(pa.scalar({field.name: 1 for field in kind}, kind), rows)
+    numbers = pa.repeat(pa.scalar({field.name: 1 for field in kind}, kind), row_count)
     columns = {**values, "version_info": numbers}
-    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    arrays = [columns.get(field.name, pa.nulls(row_count, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
     """Replace empty lists with null except for equality deletes, since some writers give data files empty lists."""
-    empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
-    others = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
-    return pc.if_else(pc.and_(empty, others), pa.scalar(None, ids.type), ids)
+    is_empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
+    is_no_equality_delete = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
+    return pc.if_else(pc.and_(is_empty, is_no_equality_delete), pa.scalar(None, ids.type), ids)
 
 
-def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
+def _is_in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
     return pc.is_in(values, pa.array(sorted(allowed), values.type))
 
 
@@ -354,12 +356,12 @@ class ListedRows(FileRows):
         return EntryProjection((*FILE_COLUMNS, *METRICS_MAP_IDS), self.partition).schema
 
     def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
-        rows = len(values["location"])
+        row_count = len(values["location"])
         values = {
             **values,
             "file_format": pc.utf8_upper(values["file_format"]),
-            MANIFEST: pa.repeat(pa.scalar(0, pa.int32()), rows),
-            ORDINAL: pa.array(range(rows), pa.int64()),
+            MANIFEST: pa.repeat(pa.scalar(0, pa.int32()), row_count),
+            ORDINAL: pa.array(range(row_count), pa.int64()),
         }
         return super()._table(values)
 
@@ -376,25 +378,14 @@ class ListedRows(FileRows):
         vectors = super()._vectors(files, kinds)
         if self.format_version >= 3:
             return vectors
-        present = pc.or_(vectors.field("offset").is_valid(), vectors.field("size_in_bytes").is_valid())
-        return pc.if_else(present, vectors, pa.scalar(None, vectors.type))
+        has_offset_or_size = pc.or_(vectors.field("offset").is_valid(), vectors.field("size_in_bytes").is_valid())
+        return pc.if_else(has_offset_or_size, vectors, pa.scalar(None, vectors.type))
 
     def _details(self, files: pa.Table, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Return the partition tuples and the metrics maps."""
         maps = self._maps(files)
         self._checked_stats(maps, values)
         return maps | ({PARTITION: self._tuples(files, values)} if self.partition else {})
-
-    def placed(self, files: pa.Table) -> pa.Table:
-        """Return the columns `partition_spec_id` and, if the table has partition fields, `partition` of entries.
-
-        Args:
-            files: rows with `file_path`, `spec_id`, and `partition`.
-        """
-        values = {"partition_spec_id": pc.fill_null(self._column(files, "spec_id", pa.int32()), self.default_spec)}
-        values["location"] = self._column(files, "file_path", pa.string())
-        tuples = {PARTITION: self._tuples(files, values)} if self.partition else {}
-        return pa.table({"partition_spec_id": values["partition_spec_id"]} | tuples)
 
     def _tuples(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.StructArray:
         kind = self.schema.field(PARTITION).type
@@ -412,7 +403,7 @@ class ListedRows(FileRows):
 # -- Encode many new files for Avro manifests -------------------------------------------------------------------------
 
 
-PLACE = "place"
+FILE_ORDER = "file_order"
 """An additional column of new files: their order."""
 
 CONTENT, SPEC_ID, KINDS, TUPLES, KEYS, ROWS = "content", "spec_id", "kinds", "tuples", "keys", "rows"
@@ -460,7 +451,7 @@ class FileTasks:
         return pa.schema([*fields, pa.field(KEYS, pa.binary()), pa.field(ROWS, pa.binary())])
 
     def encode(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Encode batches of files with the column `place`, and yield rows of `schema`.
+        """Encode batches of files with the column `FILE_ORDER`, and yield rows of `schema`.
 
         Raises:
             ValidationError: a row does not describe a file that the operation may add.
@@ -469,13 +460,13 @@ class FileTasks:
             files = with_plain_types(raw)
             entries = self.rows.entries(pa.Table.from_batches([files])).combine_chunks()
             refuse_kinds(entries, self.allowed, self.rows.table)
-            place = entries.schema.get_field_index(ORDINAL)
-            entries = entries.set_column(place, entries.schema.field(place), files.column(PLACE))
+            index = entries.schema.get_field_index(ORDINAL)
+            entries = entries.set_column(index, entries.schema.field(index), files.column(FILE_ORDER))
             contents = pc.not_equal(entries.column("content_type"), int(ContentType.DATA)).cast(pa.int32())
             marked = pa.table({CONTENT: contents, SPEC_ID: entries.column("partition_spec_id")})
             for group in marked.group_by([CONTENT, SPEC_ID]).aggregate([]).to_pylist():
-                same = pc.and_(*(pc.equal(marked.column(name), group[name]) for name in (CONTENT, SPEC_ID)))
-                yield self._encoded(entries.filter(same).combine_chunks(), **group)
+                is_in_group = pc.and_(*(pc.equal(marked.column(name), group[name]) for name in (CONTENT, SPEC_ID)))
+                yield self._encoded(entries.filter(is_in_group).combine_chunks(), **group)
 
     def _encoded(self, entries: pa.Table, content: int, spec_id: int) -> pa.RecordBatch:
         form = self.forms[content, spec_id]
@@ -488,8 +479,8 @@ class FileTasks:
         ]
         # At random, since partitions may alternate.
         count = -(-len(encoded) // FILES_PER_KEY)
-        places = np.random.default_rng(7).choice(len(encoded), count, replace=False)
-        keys = key_table(encoded.take(pa.array(places)), tuple(field_id for field_id, _ in form.partition))
+        sample_rows = np.random.default_rng(7).choice(len(encoded), count, replace=False)
+        keys = key_table(encoded.take(pa.array(sample_rows)), tuple(field_id for field_id, _ in form.partition))
         values: dict[str, Any] = {CONTENT: content, SPEC_ID: spec_id, KINDS: kinds}
         values |= {KEYS: rows_stream(keys), ROWS: rows_stream(encoded, compression="lz4")}
         columns = {name: pa.array([value], self.schema.field(name).type) for name, value in values.items()}

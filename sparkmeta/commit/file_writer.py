@@ -15,10 +15,10 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.commit.file_rows import (
     CONTENT,
     DESCRIPTION_COLUMNS,
+    FILE_ORDER,
     FILES_PER_KEY,
     KEYS,
     KINDS,
-    PLACE,
     ROWS,
     SPEC_ID,
     TUPLES,
@@ -93,10 +93,10 @@ _MOST_LIMIT = (1 << 31) - 2
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Converts the new files of a commit to entries: up to `direct_files` in the root, the rest in leaves.
+    """Converts the new files of a commit to entries: up to `direct_files` in the root, further files in leaves.
 
-    If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
-    affiliated with it.
+    If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, these vectors go to
+    delete leaves affiliated with it.
     """
 
     state: TableState
@@ -105,12 +105,12 @@ class FileWriter:
     searches: Searches
 
     def add(self, files: Relation, allowed: Collection[int], on_driver: int) -> NewFiles:
-        """Convert files to entries. Many files are written to leaves by jobs.
+        """Convert files to entries. Jobs write many files to leaves.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
-            on_driver: how many files the commit has put into the root so far.
+            on_driver: the number of files that the commit has put into the root so far.
 
         Raises:
             ValidationError: a row does not describe a file of this table.
@@ -118,20 +118,20 @@ class FileWriter:
         room = max(0, self.options.direct_files - on_driver)
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
             return self._add_deletes(files, room, allowed)
-        known = some_columns(files, DESCRIPTION_COLUMNS)
-        head = relation.head(known, min(room, _MOST_LIMIT) + 1)
-        if len(head) <= room:
-            return self._direct(self._rows.entries(head), allowed)
-        if isinstance(known, pa.Table) and (few_files := few(known, self.state)) is not None:
+        described = some_columns(files, DESCRIPTION_COLUMNS)
+        first_files = relation.head(described, min(room, _MOST_LIMIT) + 1)
+        if len(first_files) <= room:
+            return self._direct(self._rows.entries(first_files), allowed)
+        if isinstance(described, pa.Table) and (few_files := few(described, self.state)) is not None:
             return self._few_in_leaves(self._rows.entries(few_files), allowed)
-        return self._in_leaves(self._written(self._entries(frame_of(known, self.state))), allowed)
+        return self._in_leaves(self._written(self._entries(frame_of(described, self.state))), allowed)
 
     def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
-        """Convert the live data files of another table to entries. Many files are written to leaves by jobs.
+        """Convert the live data files of another table to entries. Jobs write many files to leaves.
 
         Args:
             source: the other table.
-            on_driver: how many files the commit has put into the root so far.
+            on_driver: the number of files that the commit has put into the root so far.
             with_deletes: whether the commit adds the table's deletes too.
 
         Raises:
@@ -163,8 +163,8 @@ class FileWriter:
         leaves = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).leaves
         if leaves is None or not len(leaves):
             return vectors.withColumn(OWNER, F.lit(None).cast("string"))
-        new = leaf_frame(self.state, leaves, EntryProjection.of(("location", "version_info")))
-        return with_owners(vectors, named_owners(self.state, new, dict(enumerate(leaves["location"].to_pylist()))))
+        entries = leaf_frame(self.state, leaves, EntryProjection.of(("location", "version_info")))
+        return with_owners(vectors, named_owners(self.state, entries, dict(enumerate(leaves["location"].to_pylist()))))
 
     def _entries(self, files: DataFrame) -> DataFrame:
         return map_arrow(files, self._rows.batches, self._rows.schema)
@@ -198,13 +198,13 @@ class FileWriter:
 
     def _add_deletes(self, files: Relation, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
-        head = few(some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH)), self.state)
-        if head is None:
-            known = frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)
+        few_files = few(some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH)), self.state)
+        if few_files is None:
+            described = frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)
             leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
-            return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
-        entries, named = self._rows.entries(head), _named_manifests(head)
+            return self._add_placed(with_owners(self._entries(described), owners), room, allowed)
+        entries, named = self._rows.entries(few_files), _named_manifests(few_files)
         if len(entries) < self.options.affiliated_deletes or self.state.access.alone:
             added = self._few_deletes(entries, room, allowed)
         else:
@@ -217,17 +217,19 @@ class FileWriter:
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes that have the column `owner`."""
-        placed = materialize(entries)
-        rest, owned = write_affiliated(placed, self.form, self.options.affiliated_deletes, DELETE_ENTRY_BYTES)
-        rest = rest.drop(OWNER)
-        head = rest.limit(room + 1).toArrow()
-        if len(head) <= room:
-            direct = self._direct(head.cast(self.form.schema).combine_chunks(), allowed)
-            return direct.plus(self._in_leaves(owned, allowed))
-        return self._in_leaves(pa.concat_tables([owned, self._written(rest)]), allowed)
+        materialized = materialize(entries)
+        unaffiliated, affiliated = write_affiliated(
+            materialized, self.form, self.options.affiliated_deletes, DELETE_ENTRY_BYTES
+        )
+        unaffiliated = unaffiliated.drop(OWNER)
+        first_entries = unaffiliated.limit(room + 1).toArrow()
+        if len(first_entries) <= room:
+            direct = self._direct(first_entries.cast(self.form.schema).combine_chunks(), allowed)
+            return direct.plus(self._in_leaves(affiliated, allowed))
+        return self._in_leaves(pa.concat_tables([affiliated, self._written(unaffiliated)]), allowed)
 
     def _owners(self, entries: pa.Table, named: Collection[str]) -> pa.Array:
-        """Return the data leaf of each deletion vector's file; null if no leaf has the file, and for other deletes."""
+        """Return the data leaf of each deletion vector's file; null if no leaf has it, and for other deletes."""
         state = self.state
         dvs = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
         targets = find_targets(state, dvs, named, self.searches)
@@ -251,15 +253,15 @@ def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
 def _cluster_columns(state: TableState) -> list[str]:
     spec_id = state.metadata.default_spec_id
     sorted_by = [field.source_id for field in state.metadata.sort_order().fields]
-    ids = [source for _, source in state.types.tuple_sources[spec_id]] + sorted_by
-    known = [source for source in dict.fromkeys(ids) if source in state.types.stats_types]
-    return ["content_type", "partition_spec_id", *map(value_column, known), "location"]
+    field_ids = [source for _, source in state.types.tuple_sources[spec_id]] + sorted_by
+    with_stats = [source for source in dict.fromkeys(field_ids) if source in state.types.stats_types]
+    return ["content_type", "partition_spec_id", *map(value_column, with_stats), "location"]
 
 
 def _named_manifests(files: pa.Table) -> frozenset[str]:
-    """Return the manifests of data files, as the `manifest_path` of files names them."""
-    named = _MANIFEST_PATH in files.column_names
-    return frozenset(files.column(_MANIFEST_PATH).drop_null().to_pylist() if named else ())
+    """Return the manifests that the column `manifest_path` of files names; none without the column."""
+    has_column = _MANIFEST_PATH in files.column_names
+    return frozenset(files.column(_MANIFEST_PATH).drop_null().to_pylist() if has_column else ())
 
 
 def _tally(entries: pa.Table, state: TableState) -> Tally:
@@ -268,11 +270,11 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
     """Count the files in leaves that were just written, by kind. Runs a job that scans a few narrow columns."""
-    counted = ("content_type", "file_format", "record_count", "file_size_in_bytes", "deletion_vector")
+    columns = ("content_type", "file_format", "record_count", "file_size_in_bytes", "deletion_vector")
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-    read = leaf_frame(state, leaves, state.projection(counted))
+    entries = leaf_frame(state, leaves, state.projection(columns))
     totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
-    sums = read.groupBy("content_type", "file_format").agg(*totals)
+    sums = entries.groupBy("content_type", "file_format").agg(*totals)
     return sums_by_kind(
         (file_kind(row["content_type"], row["file_format"]), KindCount(row["files"], row["records"], row["size"]))
         for row in sums.collect()
@@ -281,9 +283,9 @@ def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, Kin
 
 def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:
     kinds = set(allowed)
-    deletes = ContentType.DELETE_MANIFEST in leaves.column("content_type").to_pylist()
-    data = ContentType.DATA_MANIFEST in leaves.column("content_type").to_pylist()
-    if (deletes and not kinds - {0}) or (data and 0 not in kinds):
+    has_deletes = ContentType.DELETE_MANIFEST in leaves.column("content_type").to_pylist()
+    has_data = ContentType.DATA_MANIFEST in leaves.column("content_type").to_pylist()
+    if (has_deletes and not kinds - {0}) or (has_data and 0 not in kinds):
         raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(kinds)}")
 
 
@@ -302,7 +304,7 @@ _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
 @dataclass(frozen=True)
 class ListedFileWriter:
-    """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests."""
+    """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, further files in manifests."""
 
     state: TableState
     names: SnapshotNames
@@ -315,15 +317,15 @@ class ListedFileWriter:
         """See `SnapshotWriter.add`.
 
         Args:
-            on_driver: the number of files that the commit has as rows so far.
+            on_driver: the number of files that the commit holds as rows so far.
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
         room = _MOST_LIMIT if self.state.access.alone else max(0, MOST_ON_DRIVER - on_driver)
-        head = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
-        if len(head) > room:
+        first_files = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
+        if len(first_files) > room:
             with translated_errors():
                 return self.in_manifests(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state), allowed)
-        entries, named = self._rows.entries(head), _named_manifests(head)
+        entries, named = self._rows.entries(first_files), _named_manifests(first_files)
         refuse_kinds(entries, allowed, self.state.metadata.location)
         if not len(entries):
             return ListedFiles(named=named)
@@ -339,28 +341,28 @@ class ListedFileWriter:
             allowed: the content types that the operation may add.
         """
         tasks = FileTasks(self._rows, self._forms, frozenset(allowed), self.names.snapshot_id)
-        placed = files.withColumn(PLACE, F.monotonically_increasing_id())
-        encoded = materialize(map_arrow(placed, tasks.encode, tasks.schema))
+        numbered = files.withColumn(FILE_ORDER, F.monotonically_increasing_id())
+        encoded = materialize(map_arrow(numbered, tasks.encode, tasks.schema))
         counts = encoded.select(CONTENT, SPEC_ID, F.inline(KINDS)).groupBy(CONTENT, SPEC_ID, "kind")
         sums = counts.agg(*(F.sum(name).alias(name) for name in ("files", "records", "size"))).collect()
         of_form = dict.fromkeys(sorted((row.content, row.spec_id) for row in sums), 0)
         for row in sums:
             of_form[row.content, row.spec_id] += row.files
         by_kind = sums_by_kind((FileKind(row.kind), KindCount(row.files, row.records, row["size"])) for row in sums)
-        written = [self._write(encoded, *key, count) for key, count in of_form.items()]
+        manifests_of_forms = [self._write(encoded, *key, count) for key, count in of_form.items()]
         partitions = self._partitions(encoded, sorted({spec_id for _, spec_id in of_form}))
-        manifests = pa.concat_tables([MANIFEST_FILE_SCHEMA.empty_table(), *written])
+        manifests = pa.concat_tables([MANIFEST_FILE_SCHEMA.empty_table(), *manifests_of_forms])
         return ListedFiles(leaves=manifests, tally=Tally(by_kind, partitions))
 
     @cached_property
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:
         """The formats of new manifests by content and partition spec, without specs that tasks refuse."""
         name = self.names.file("m")
-        known = self.state.specs.keys() - self.state.types.unwritable_fields.keys()
+        writable_specs = self.state.specs.keys() - self.state.types.unwritable_fields.keys()
         return {
             (content, spec_id): manifest_format(self.state, kind, spec_id, name)
             for content, kind in enumerate(_CONTENTS)
-            for spec_id in sorted(known)
+            for spec_id in sorted(writable_specs)
         }
 
     def _write(self, encoded: DataFrame, content: int, spec_id: int, count: int) -> pa.Table:
@@ -386,5 +388,5 @@ class ListedFileWriter:
         if TUPLES not in encoded.columns:
             return frozenset((spec_id, ()) for spec_id in spec_ids)
         tuples = encoded.select(F.col(SPEC_ID).alias("partition_spec_id"), F.explode(TUPLES).alias(PARTITION))
-        head = distinct_partitions(self.state, tuples).limit(_MOST_PARTITIONS + 1).toArrow()
-        return None if len(head) > _MOST_PARTITIONS else partitions_of(head, self.state)
+        first_partitions = distinct_partitions(self.state, tuples).limit(_MOST_PARTITIONS + 1).toArrow()
+        return None if len(first_partitions) > _MOST_PARTITIONS else partitions_of(first_partitions, self.state)

@@ -53,7 +53,7 @@ _FIELDS: Final = {len(kind.fields): tuple(field.name for field in kind.fields) f
 
 
 def table_of(files: GivenFiles | BaseTable | TableState, state: TableState) -> Relation | TableState:
-    """Return the state of a table whose files are to be added, or else `rows_of_files`."""
+    """Return the state if the argument is a table, otherwise `rows_of_files`."""
     if isinstance(files, BaseTable):
         return files.state
     return files if isinstance(files, TableState) else rows_of_files(files, state, ", or a table")
@@ -65,7 +65,7 @@ def rows_of_files(files: GivenFiles, state: TableState, others: str = "") -> Rel
     Args:
         files: the files.
         state: the table.
-        others: what else the caller takes, for errors.
+        others: the further types that the caller accepts, as text for the error.
 
     Raises:
         ValidationError: the argument is neither a DataFrame, nor an Arrow table, nor a sequence of data files; or the
@@ -88,10 +88,10 @@ def with_schemes(files: Relation, locations: Locations) -> Relation:
         files: rows with the columns of `inspect.files`.
         locations: how the table's metadata names files.
     """
-    present = names(files)
-    if not locations.rooted or not set(_PATHS).intersection(present):
+    column_names = names(files)
+    if not locations.rooted or not set(_PATHS).intersection(column_names):
         return files
-    return select(files, [_with_scheme(name) if name in _PATHS else _column(name) for name in present])
+    return select(files, [_with_scheme(name) if name in _PATHS else _column(name) for name in column_names])
 
 
 def _column(name: str) -> Aliased:
@@ -141,12 +141,12 @@ def _values(row: dict[str, Any], state: TableState) -> dict[int, Any]:
 
 
 def _array(values: Iterable[Any], kind: pa.DataType, name: str, state: TableState) -> pa.Array:
-    listed = [_plain(value) for value in values]
+    plain_values = [_plain(value) for value in values]
     try:
-        return pa.array(listed, kind)
+        return pa.array(plain_values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        wrong = next((value for value in listed if not _fits(value, kind)), listed)
-        problem = f"{name} of a file is {shown(wrong)}: expected {kind}"
+        misfit = next((value for value in plain_values if not _fits(value, kind)), plain_values)
+        problem = f"{name} of a file is {shown(misfit)}: expected {kind}"
         raise ValidationError(f"{state.metadata.location}: {problem}") from error
 
 

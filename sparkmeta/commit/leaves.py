@@ -97,8 +97,8 @@ def value_column(field_id: int) -> str:
 
 def write_few_leaves(entries: pa.Table, keys: Sequence[str], form: LeafFormat) -> pa.Table:
     """Write entries as leaves on the driver, sorted by columns, and return the root's entries for the leaves."""
-    places = sorted_places([(evaluate.values(entries, sql.col(key)), True, True) for key in keys])
-    return leaves_on_driver(entries.take(places).combine_chunks(), form)
+    order = sorted_places([(evaluate.values(entries, sql.col(key)), True, True) for key in keys])
+    return leaves_on_driver(entries.take(order).combine_chunks(), form)
 
 
 # -- Write affiliated delete leaves (semantics 16.12) -----------------------------------------------------------------
@@ -124,17 +124,17 @@ def write_affiliated(placed: DataFrame, form: LeafFormat, least: int, entry_byte
         The other entries, with null as `owner`, and the root's entries for the new leaves.
     """
     counts = placed.where(F.col(OWNER).isNotNull()).groupBy(OWNER).count().where(F.col("count") >= least)
-    chosen = counts.select(F.col(OWNER).alias("chosen")).toArrow()
-    if not len(chosen):
+    data_leaves = counts.select(F.col(OWNER).alias("chosen")).toArrow()
+    if not len(data_leaves):
         return placed.withColumn(OWNER, F.lit(None).cast("string")), form.schema.empty_table()
-    known = F.broadcast(local_frame(placed.sparkSession, chosen))
-    same = F.col(OWNER) == F.col("chosen")
-    owned = placed.join(known, same, "left_semi").repartition(F.col(OWNER))
+    data_leaves_frame = F.broadcast(local_frame(placed.sparkSession, data_leaves))
+    is_chosen = F.col(OWNER) == F.col("chosen")
+    owned = placed.join(data_leaves_frame, is_chosen, "left_semi").repartition(F.col(OWNER))
     delete_leaves = write_owned_leaves(
         owned.sortWithinPartitions(OWNER, "referenced_file", "location"), form, entry_bytes
     )
-    rest = placed.join(known, same, "left_anti").withColumn(OWNER, F.lit(None).cast("string"))
-    return rest, delete_leaves
+    unaffiliated = placed.join(data_leaves_frame, is_chosen, "left_anti").withColumn(OWNER, F.lit(None).cast("string"))
+    return unaffiliated, delete_leaves
 
 
 def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
@@ -142,12 +142,14 @@ def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
 
     Args:
         entries: entries of deletes.
-        owners: has `data_path` and `owner`. A file may be listed several times.
+        owners: rows with `data_path` and `owner`. A file may occur several times.
     """
-    position = F.col("content_type") == int(ContentType.POSITION_DELETES)
+    is_position_delete = F.col("content_type") == int(ContentType.POSITION_DELETES)
     by_path = owners.groupBy(_DATA_PATH).agg(F.min(OWNER).alias(OWNER), F.max(OWNER).alias("last"))
-    known = by_path.where(F.col(OWNER) == F.col("last")).drop("last")
-    return entries.join(known, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
+    unique = by_path.where(F.col(OWNER) == F.col("last")).drop("last")
+    return entries.join(unique, is_position_delete & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(
+        _DATA_PATH
+    )
 
 
 def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:
@@ -206,17 +208,17 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
     carried = live.filter(pa.array([key not in change.removed for key in file_keys(live)], pa.bool_()))
     data = one_of(carried, [ContentType.DATA])
-    chosen = [
+    excess = [
         rows
-        for rows, most in (
+        for rows, limit in (
             (carried.filter(data), options.flush_data_files),
             (carried.filter(pc.invert(data)), options.flush_delete_files),
         )
-        if len(rows) > most
+        if len(rows) > limit
     ]
-    if not chosen:
+    if not excess:
         return Flush()
-    rows = pa.concat_tables(chosen)
+    rows = pa.concat_tables(excess)
     form = leaf_format(state, name, options.leaf_target_bytes)
     versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
     keys = ["content_type", "partition_spec_id", *partition_columns(state), "location"]
@@ -224,7 +226,7 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
 
 
 def existing(rows: pa.Table) -> pa.Table:
-    """Return entries for a leaf written by a flush or compaction: EXISTING, with their own version numbers."""
+    """Return entries as EXISTING, with unchanged version numbers. Flushes and compactions write such entries."""
     return restamped(rows, status=Status.EXISTING)
 
 
@@ -240,26 +242,28 @@ def spill_manifest_dvs(
     Args:
         table: the new root.
         name: the prefix of the file's name.
-        spilled: (leaf, bitmap) -> entry columns of a DV that earlier attempts moved. Newly moved DVs are added.
+        spilled: (leaf, bitmap) -> columns of the entry of a moved DV, from earlier attempts. Newly moved DVs are added.
     """
     manifest_dvs = pc.and_(one_of(table, MANIFEST_DVS), is_live(table))
     blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
     sizes = pc.if_else(manifest_dvs, pc.fill_null(pc.binary_length(blobs), 0), 0).to_pylist()
-    chosen = _too_large(sizes, options)
-    if not chosen:
+    large_rows = _too_large(sizes, options)
+    if not large_rows:
         return table
     targets = table.column("referenced_file")
-    keys = {row: (targets[row].as_py(), blobs[row].as_py()) for row in chosen}
-    fresh = [row for row, key in keys.items() if key not in spilled]
-    if fresh:
-        counts = [table.column("record_count")[row].as_py() for row in fresh]
-        spilled |= _write_puffin(state, name, [(*keys[row], count) for row, count in zip(fresh, counts, strict=True)])
+    keys = {row: (targets[row].as_py(), blobs[row].as_py()) for row in large_rows}
+    new_rows = [row for row, key in keys.items() if key not in spilled]
+    if new_rows:
+        counts = [table.column("record_count")[row].as_py() for row in new_rows]
+        spilled |= _write_puffin(
+            state, name, [(*keys[row], count) for row, count in zip(new_rows, counts, strict=True)]
+        )
     for column in ("location", "file_size_in_bytes", "deletion_vector"):
         values = table.column(column).to_pylist()
         for row, key in keys.items():
             values[row] = spilled[key][column]
-        field_of = table.schema.field(column)
-        table = table.set_column(table.column_names.index(column), field_of, pa.array(values, field_of.type))
+        column_field = table.schema.field(column)
+        table = table.set_column(table.column_names.index(column), column_field, pa.array(values, column_field.type))
     return table
 
 
@@ -274,19 +278,19 @@ def _write_puffin(
         (target, blob): {
             "location": location,
             "file_size_in_bytes": len(file.data),
-            "deletion_vector": {"offset": place.offset, "size_in_bytes": place.length, "inline_content": None},
+            "deletion_vector": {"offset": stored.offset, "size_in_bytes": stored.length, "inline_content": None},
         }
-        for (target, blob, _), place in zip(dvs, file.blobs, strict=True)
+        for (target, blob, _), stored in zip(dvs, file.blobs, strict=True)
     }
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
     """Return the rows of DVs to move: all above the size limit, then the largest until the rest fits the budget."""
     order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
-    total, chosen = sum(sizes), []
+    total, large_rows = sum(sizes), []
     for row in order:
         if sizes[row] <= options.inline_vector_bytes and total <= options.inline_vectors_bytes:
             break
-        chosen.append(row)
+        large_rows.append(row)
         total -= sizes[row]
-    return chosen
+    return large_rows

@@ -87,11 +87,11 @@ class Bin:
     """Adjacent manifests of one partition spec.
 
     Attributes:
-        places: their indices in the list.
+        indices: their indices in the list.
         is_merged: whether one manifest replaces them.
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     is_merged: bool
 
 
@@ -99,25 +99,25 @@ def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
     """Pack the manifests of one content into bins, in the order of the next list.
 
     The newest partition spec comes first. Manifests of a spec are packed into bins of the target size, starting from
-    the last. Bins of several manifests are merged. The bin with the commit's newest manifest is merged only if it has
-    at least `min_count`.
+    the last. Bins of several manifests are merged. The bin with the commit's newest manifest is merged only if it holds
+    at least `min_count` manifests.
 
     Args:
         manifests: rows of `MANIFEST_FILE_SCHEMA`, the commit's own first.
     """
     if not options.merges or not len(manifests):
-        return [Bin((place,), is_merged=False) for place in range(len(manifests))]
-    places: dict[int, list[int]] = {}
-    for place, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
-        places.setdefault(spec_id, []).append(place)
+        return [Bin((index,), is_merged=False) for index in range(len(manifests))]
+    indices: dict[int, list[int]] = {}
+    for index, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
+        indices.setdefault(spec_id, []).append(index)
     sizes = manifests.column("manifest_length").to_pylist()
-    chosen = []
-    for spec_id in sorted(places, reverse=True):
-        from_end = [*packed(reversed(places[spec_id]), options.target_bytes, sizes.__getitem__)]
+    bins = []
+    for spec_id in sorted(indices, reverse=True):
+        from_end = [*packed(reversed(indices[spec_id]), options.target_bytes, sizes.__getitem__)]
         for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
             least = options.min_count if 0 in members else 2
-            chosen.append(Bin(members, is_merged=len(members) >= max(2, least)))
-    return chosen
+            bins.append(Bin(members, is_merged=len(members) >= max(2, least)))
+    return bins
 
 
 # -- Write the new files of a commit to Avro manifests ----------------------------------------------------------------
@@ -129,9 +129,9 @@ def write_added(state: TableState, entries: pa.Table, names: SnapshotNames) -> p
     Args:
         state: the table.
         entries: see `added_entries`.
-        names: the snapshot that adds the files, which notes the manifests.
+        names: the names of the snapshot's files, to which the new manifests are added.
     """
-    written, name = [MANIFEST_FILE_SCHEMA.empty_table()], names.file("m")
+    rows, name = [MANIFEST_FILE_SCHEMA.empty_table()], names.file("m")
     deletes = pc.not_equal(entries.column("content_type"), int(ContentType.DATA))
     for kind, mask in ((ContentType.DATA_MANIFEST, pc.invert(deletes)), (ContentType.DELETE_MANIFEST, deletes)):
         of_kind = entries.filter(mask)
@@ -140,10 +140,10 @@ def write_added(state: TableState, entries: pa.Table, names: SnapshotNames) -> p
             form = manifest_format(state, kind, spec_id, name)
             encoded = [added_entries(batch, form, names.snapshot_id) for batch in of_spec.to_batches()]
             for piece in manifest_pieces(pa.Table.from_batches(encoded), form):
-                data, row = write_manifest(piece, form)
-                state.files.write_new(row.column("manifest_path")[0].as_py(), data)
-                written.append(row)
-    return names.noted(pa.concat_tables(written))
+                content, row = write_manifest(piece, form)
+                state.files.write_new(row.column("manifest_path")[0].as_py(), content)
+                rows.append(row)
+    return names.noted(pa.concat_tables(rows))
 
 
 # -- Rewrite and merge manifests --------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class ManifestRewriter:
     """Rewrites manifests of a table, a few on the driver and more by a job.
 
     Attributes:
-        names: the snapshot whose changes the new manifests record, which notes them.
+        names: the names of the snapshot's files, to which the new manifests are added.
     """
 
     state: TableState
@@ -163,7 +163,7 @@ class ManifestRewriter:
     def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
         """Rewrite manifests without their removed entries, and return the rows of the new manifests in order.
 
-        A removed entry becomes a DELETED entry of the snapshot, and all other live ones become EXISTING, as in
+        A removed entry becomes a DELETED entry of the snapshot; all other live entries become EXISTING, as in
         Iceberg's Java library.
 
         Args:
@@ -176,17 +176,17 @@ class ManifestRewriter:
         """
         paths = pa.array(sorted(removed), pa.string())
         affected = manifests.filter(pc.is_in(manifests.column("manifest_path"), paths))
-        return self._written([affected.slice(place, 1) for place in range(len(affected))], removed)
+        return self._written([affected.slice(index, 1) for index in range(len(affected))], removed)
 
     def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
         """Merge each group of manifests into one manifest, and return the rows of the new manifests.
 
         The snapshot's own ADDED and DELETED entries are unchanged. Other live entries become EXISTING, and other
-        DELETED ones are dropped. Raises the same errors as `without_entries`.
+        DELETED entries are dropped. Raises the same errors as `without_entries`.
 
         Args:
-            groups: rows of `MANIFEST_FILE_SCHEMA` of one content and partition spec each. Rows of manifests that are
-                not committed yet have no sequence number.
+            groups: tables of `MANIFEST_FILE_SCHEMA`. The manifests of a group have one content and one partition spec.
+                Rows of manifests that are not committed yet have no sequence number.
         """
         return self._written(groups, {})
 
@@ -197,18 +197,20 @@ class ManifestRewriter:
         for content, spec_id in {(_first(group, "content"), _first(group, "partition_spec_id")) for group in groups}:
             kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
             forms[content, spec_id] = manifest_format(state, kind, spec_id, name)
-        units = pa.Table.from_pylist([self._unit(*each, removed) for each in enumerate(groups)], schema=UNIT_SCHEMA)
+        units = pa.Table.from_pylist(
+            [self._unit(number, group, removed) for number, group in enumerate(groups)], schema=UNIT_SCHEMA
+        )
         tasks = RewriteTasks(task_reader(state), forms, self.names.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
         with translated_errors():
-            few = len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes
-            if few or state.access.alone:
+            is_small = len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes
+            if is_small or state.access.alone:
                 written = map_on_driver(units, tasks.rewrite, GROUP_MANIFEST_SCHEMA)
             else:
                 written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()
         return self.names.noted(written.cast(GROUP_MANIFEST_SCHEMA).sort_by(GROUP).drop_columns([GROUP]))
 
-    def _unit(self, place: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
+    def _unit(self, number: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
         state = self.state
         manifests = manifests_of_list(group, state.types.spec_fields, state.metadata.location)
         content, spec_id = _first(group, "content"), _first(group, "partition_spec_id")
@@ -217,7 +219,7 @@ class ManifestRewriter:
         for row in whole_manifests(manifests).to_pylist():
             ordinals = removed.get(row["location"])
             sources.append(row | {REMOVED: None if ordinals is None else write_deletion_vector(ordinals)})
-        return {GROUP: place, "content": content, "spec_id": spec_id, "sources": sources}
+        return {GROUP: number, "content": content, "spec_id": spec_id, "sources": sources}
 
 
 def _first(manifests: pa.Table, name: str) -> Any:
@@ -230,17 +232,17 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
     Raises:
         UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
     """
-    if unknown := state.types.unwritable_fields.get(spec_id):
+    if unknown_fields := state.types.unwritable_fields.get(spec_id):
         raise UnsupportedError(
             f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
-            f"{unknown[0]}: its manifests can't be rewritten"
+            f"{unknown_fields[0]}: its manifests can't be rewritten"
         )
     encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
     if len(encrypted):
         raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
-    other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
-    if len(other):
-        raise UnsupportedError(f"{other.column('location')[0]} is not an Avro manifest: it can't be rewritten")
+    not_avro = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
+    if len(not_avro):
+        raise UnsupportedError(f"{not_avro.column('location')[0]} is not an Avro manifest: it can't be rewritten")
 
 
 # -- Write the manifest list and metadata of a new snapshot -----------------------------------------------------------
@@ -275,13 +277,13 @@ class NewList:
             "sequence-number": sequence_number,
             "summary": summary,
         }
-        first = next_row_id(metadata) if version >= 3 else None
-        if first is not None:
-            rows, end = with_row_ids(rows, first)
-            fields |= {"first-row-id": first, "added-rows": end - first}
+        first_id = next_row_id(metadata) if version >= 3 else None
+        if first_id is not None:
+            rows, next_id = with_row_ids(rows, first_id)
+            fields |= {"first-row-id": first_id, "added-rows": next_id - first_id}
         self.names.used = frozenset(self.names.written.intersection(rows.column("manifest_path").to_pylist()))
         parent = None if state.snapshot is None else state.snapshot.snapshot_id
-        properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first)
+        properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first_id)
         name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
         location = join(metadata_folder(metadata), name)
         self.names.lists.add(location)
@@ -291,8 +293,8 @@ class NewList:
 
 def without_manifests(manifests: pa.Table, paths: Collection[str]) -> pa.Table:
     """Return rows of `MANIFEST_FILE_SCHEMA` without the manifests at `paths`."""
-    named = pc.is_in(manifests.column("manifest_path"), pa.array(sorted(paths), pa.string()))
-    return manifests.filter(pc.invert(named))
+    is_named = pc.is_in(manifests.column("manifest_path"), pa.array(sorted(paths), pa.string()))
+    return manifests.filter(pc.invert(is_named))
 
 
 def is_new(manifests: pa.Table) -> pa.Array:
@@ -318,14 +320,14 @@ def list_properties(
 
 def stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_row_id: int | None = None) -> pa.Table:
     """Set the numbers of a snapshot on new manifests (semantics 9.5)."""
-    new = is_new(manifests)
+    is_uncommitted = is_new(manifests)
     columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
     columns["min_sequence_number"] = pc.coalesce(
-        columns["min_sequence_number"], pc.if_else(new, pa.scalar(sequence_number, pa.int64()), None)
+        columns["min_sequence_number"], pc.if_else(is_uncommitted, pa.scalar(sequence_number, pa.int64()), None)
     )
     numbers = {"added_snapshot_id": snapshot_id, "sequence_number": sequence_number}
     for name, number in (numbers if first_row_id is None else {**numbers, "first_row_id": first_row_id}).items():
-        columns[name] = pc.if_else(new, pa.scalar(number, pa.int64()), columns[name])
+        columns[name] = pc.if_else(is_uncommitted, pa.scalar(number, pa.int64()), columns[name])
     return pa.table(columns, MANIFEST_FILE_SCHEMA)
 
 
@@ -335,13 +337,13 @@ def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]
     A manifest without counts takes no ids; version 3 lists have no such manifest.
     """
     ids: list[int | None] = []
-    following = first_row_id
+    next_id = first_row_id
     columns = ("content", "first_row_id", "added_rows_count", "existing_rows_count")
-    for content, known, *counts in zip(*(manifests.column(name).to_pylist() for name in columns), strict=True):
-        if content != 0 or known is not None:
-            ids.append(known if content == 0 else None)
+    for content, assigned_id, *counts in zip(*(manifests.column(name).to_pylist() for name in columns), strict=True):
+        if content != 0 or assigned_id is not None:
+            ids.append(assigned_id if content == 0 else None)
             continue
-        ids.append(following)
-        following += sum(count or 0 for count in counts)
-    place = manifests.column_names.index("first_row_id")
-    return manifests.set_column(place, MANIFEST_FILE_SCHEMA.field(place), pa.array(ids, pa.int64())), following
+        ids.append(next_id)
+        next_id += sum(count or 0 for count in counts)
+    index = manifests.column_names.index("first_row_id")
+    return manifests.set_column(index, MANIFEST_FILE_SCHEMA.field(index), pa.array(ids, pa.int64())), next_id

@@ -180,20 +180,22 @@ class ManageSnapshots(IcebergManageSnapshots):
         self._commit_if_ref_updates_exist()
         metadata = self._transaction.table_metadata
         ref = metadata.refs.get(name)
-        what = "branch or tag" if kind is None else str(kind)
+        kind_text = "branch or tag" if kind is None else str(kind)
         if ref is None:
-            raise ValidationError(f"{metadata.location} has no {what} {name!r}")
+            raise ValidationError(f"{metadata.location} has no {kind_text} {name!r}")
         if kind is not None and ref.snapshot_ref_type is not kind:
-            raise ValidationError(f"{metadata.location}: {name!r} is a {ref.snapshot_ref_type}: expected a {what}")
+            raise ValidationError(f"{metadata.location}: {name!r} is a {ref.snapshot_ref_type}: expected a {kind_text}")
         return ref
 
     def _refuse_limits(self, **limits: Any) -> None:
         """Raise ValidationError for a limit below 1, or above what Java's readers can hold."""
         for name, value in limits.items():
-            most = _MOST_SNAPSHOTS if name == "min_snapshots_to_keep" else _MOST_MILLISECONDS
-            if value is not None and (type(value) is not int or not 1 <= value <= most):
+            maximum = _MOST_SNAPSHOTS if name == "min_snapshots_to_keep" else _MOST_MILLISECONDS
+            if value is not None and (type(value) is not int or not 1 <= value <= maximum):
                 location = self._transaction.table_metadata.location
-                raise ValidationError(f"{location}: {name} is {shown(value)}: expected a whole number from 1 to {most}")
+                raise ValidationError(
+                    f"{location}: {name} is {shown(value)}: expected a whole number from 1 to {maximum}"
+                )
 
     def _branch_but_main(self, name: str, change: str) -> SnapshotRef:
         if name == MAIN_BRANCH:

@@ -60,14 +60,14 @@ class RewriteTasks:
     def rewrite(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write a manifest for each row of `UNIT_SCHEMA`, and yield rows of `GROUP_MANIFEST_SCHEMA`."""
         writer = next(iter(self.forms.values())).writer
-        for place, row in put_behind(map(self._written, task_rows(batches)), writer, "manifest_path"):
-            column = pa.array([place], pa.int32())
+        for group, row in put_behind(map(self._written, task_rows(batches)), writer, "manifest_path"):
+            column = pa.array([group], pa.int32())
             yield from row.append_column(GROUP_MANIFEST_SCHEMA.field(GROUP), column).to_batches()
 
     def _written(self, unit: Mapping[str, Any]) -> tuple[int, tuple[bytes, pa.Table]]:
         form = self.forms[unit["content"], unit["spec_id"]]
-        read = partial(self._entries, form, form.projection)
-        batches = [batch for source in unit["sources"] for batch in read(source)]
+        entries_of = partial(self._entries, form, form.projection)
+        batches = [batch for source in unit["sources"] for batch in entries_of(source)]
         return unit[GROUP], write_manifest(pa.Table.from_batches(batches), form)
 
     def _entries(
@@ -77,8 +77,8 @@ class RewriteTasks:
         removed = None
         if vector is not None:
             removed = RemovedEntries(read_inline_vector(vector, source["location"]), self.snapshot_id)
-        data = manifest_data(self.reader, source)
-        return encoded_entries(data, part_of(source), projection, form, removed, self.snapshot_id)
+        content = manifest_data(self.reader, source)
+        return encoded_entries(content, part_of(source), projection, form, removed, self.snapshot_id)
 
 
 # -- Sort the live entries of Avro manifests ------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ManifestTasks(SortedManifests):
 
 
 SIZE = "files_size"
-"""A column besides a manifest list's: the bytes of a manifest's files. For deletion vectors, it counts the blobs."""
+"""A column added to rows of manifests: the total bytes of their files, or of the blobs of deletion vectors."""
 
 SIZED_MANIFEST_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(SIZE, pa.int64()))
 
@@ -192,11 +192,11 @@ class TableTasks:
         Raises:
             ValidationError: an entry breaks a rule of the field matrix.
         """
-        live = is_live(batch)
+        is_kept = is_live(batch)
         if self.dangling:
             paths = pa.array(sorted(self.dangling), pa.string())
-            live = pc.and_(live, pc.invert(pc.is_in(batch.column("referenced_file"), paths)))
-        files = batch.filter(live)
+            is_kept = pc.and_(is_kept, pc.invert(pc.is_in(batch.column("referenced_file"), paths)))
+        files = batch.filter(is_kept)
         for name, values in content_columns(files).items():
             files = files.set_column(files.schema.get_field_index(name), name, values)
         self.match.check(checked_table({name: files.column(name) for name in files.schema.names}))

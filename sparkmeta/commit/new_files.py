@@ -115,7 +115,7 @@ _PARTITION_KEY = "key_of_new_files"
 def new_partitions(state: TableState, files: Relation) -> Relation:
     """Return the partitions of new files, as the columns `partition_spec_id` and `partition` of entries.
 
-    Those of a DataFrame are distinct.
+    If the files are a DataFrame, the partitions are distinct.
 
     Args:
         state: the table.
@@ -123,16 +123,16 @@ def new_partitions(state: TableState, files: Relation) -> Relation:
     """
     rows = rows_of(state)
     names = ("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]
-    known = some_columns(files, DESCRIPTION_COLUMNS)
-    if isinstance(known, pa.Table):
-        entries = rows.entries(known)
+    described = some_columns(files, DESCRIPTION_COLUMNS)
+    if isinstance(described, pa.Table):
+        entries = rows.entries(described)
         return (new_entries(state, entries) if has_tree(state.metadata) else entries).select(names)
-    encoded = map_arrow(known, rows.batches, rows.schema)
+    encoded = map_arrow(described, rows.batches, rows.schema)
     if not has_tree(state.metadata):
         return distinct_partitions(state, encoded.select(*names))
-    placed = encoded.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+    with_position = encoded.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
-    return distinct_partitions(state, placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL))
+    return distinct_partitions(state, with_position.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL))
 
 
 def distinct_partitions(state: TableState, partitions: DataFrame) -> DataFrame:
@@ -156,12 +156,12 @@ def replaced_partitions(state: TableState, files: Relation) -> Relation | None:
 def in_partitions(state: TableState, entries: Relation, partitions: Relation) -> Relation:
     """Return the entries in partitions, which have the columns of `new_partitions`."""
     if isinstance(entries, pa.Table) and isinstance(partitions, pa.Table):
-        known = partitions_of(partitions, state)
-        return entries.filter(pa.array([key in known for key in partition_keys(entries, state)], pa.bool_()))
+        known_keys = partitions_of(partitions, state)
+        return entries.filter(pa.array([key in known_keys for key in partition_keys(entries, state)], pa.bool_()))
     keys = frame_of(partitions, state).select(partition_key(state).alias(_PARTITION_KEY).column())
-    same = partition_key(state).eqNullSafe(sql.col(_PARTITION_KEY)).column()
-    few = isinstance(partitions, pa.Table)
-    return frame_of(entries, state).join(F.broadcast(keys) if few else keys, same, "left_semi")
+    is_same = partition_key(state).eqNullSafe(sql.col(_PARTITION_KEY)).column()
+    is_small = isinstance(partitions, pa.Table)
+    return frame_of(entries, state).join(F.broadcast(keys) if is_small else keys, is_same, "left_semi")
 
 
 def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
@@ -203,7 +203,7 @@ class NewFiles:
     named: frozenset[str] = frozenset()
 
     def plus(self, other: NewFiles) -> NewFiles:
-        """Return the files of both."""
+        """Return these files and the other files."""
         rows, leaves = (
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
             for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
@@ -223,10 +223,10 @@ class NewFiles:
         return self.on_driver + (0 if self.leaves is None else self._count_in_leaves())
 
     def of(self, kinds: Collection[ContentType], leaves: ContentType) -> Self:
-        """Return the files in `rows` of the given kinds, and the leaves of one type, which may hold other kinds."""
+        """Return the files in `rows` of some kinds, and all leaves of one type, whose files may be of other kinds."""
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
-        chosen = None if self.leaves is None else self._leaves_of(leaves)
-        return replace(self, rows=rows or None, leaves=chosen or None, tally=Tally())
+        chosen_leaves = None if self.leaves is None else self._leaves_of(leaves)
+        return replace(self, rows=rows or None, leaves=chosen_leaves or None, tally=Tally())
 
     def relation(self, state: TableState) -> Relation:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
@@ -254,14 +254,14 @@ class NewFiles:
 
     def sharing_partitions(self, state: TableState, manifests: pa.Table) -> pa.Table:
         """Return the rows of `state.manifests` that may share a partition with the files."""
-        parts = []
+        sharing = []
         if self.rows is not None:
-            parts.append(leaves_of_partitions(state, manifests, self._entries_of_rows(state)))
+            sharing.append(leaves_of_partitions(state, manifests, self._entries_of_rows(state)))
         if self.leaves is not None:
-            parts.append(self._sharing_with_leaves(state, manifests))
-        ids = [whole(part.column(MANIFEST)) for part in parts]
-        chosen = pa.concat_arrays(ids) if ids else pa.array([], pa.int32())
-        return manifests.filter(pc.is_in(manifests.column(MANIFEST), chosen))
+            sharing.append(self._sharing_with_leaves(state, manifests))
+        ids = [whole(part.column(MANIFEST)) for part in sharing]
+        sharing_ids = pa.concat_arrays(ids) if ids else pa.array([], pa.int32())
+        return manifests.filter(pc.is_in(manifests.column(MANIFEST), sharing_ids))
 
     # -- How a tree holds the files -----------------------------------------------------------------------------------
 

@@ -56,10 +56,10 @@ class LeafCounts:
     entries: int | None = None
 
     def plus(self, other: LeafCounts) -> LeafCounts:
-        """Return the sum of both."""
-        known = [count for count in (self.entries, other.entries) if count is not None]
+        """Return the sum of these counts and the other counts."""
+        entry_counts = [count for count in (self.entries, other.entries) if count is not None]
         counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
-        return LeafCounts(*counts, sum(known) if known else None)
+        return LeafCounts(*counts, sum(entry_counts) if entry_counts else None)
 
 
 def snapshot_summary(
@@ -72,7 +72,7 @@ def snapshot_summary(
     *,
     replaces_partitions: bool = False,
 ) -> Summary:
-    """Return the summary (semantics 10.1).
+    """Return the summary of a snapshot (semantics 10.1).
 
     Raises:
         ValidationError: a property has the name of a computed property, or a rewrite adds more rows than it removes.
@@ -82,10 +82,10 @@ def snapshot_summary(
         metrics.add_files(kind, count.files, count.records, count.size)
     for kind, count in removed.counts.items():
         metrics.remove_files(kind, count.files, count.records, count.size)
-    changed = added.plus(removed).partitions
+    changed_partitions = added.plus(removed).partitions
     builder = SnapshotSummaryBuilder(
         metrics,
-        changed_partition_count=None if changed is None else len(changed),
+        changed_partition_count=None if changed_partitions is None else len(changed_partitions),
         manifests_created=manifests.created,
         manifests_kept=manifests.kept,
         manifests_replaced=manifests.replaced,
@@ -132,9 +132,9 @@ class SnapshotNames:
             self.snapshot_id = _new_snapshot_id(metadata)
             self.ids.add(self.snapshot_id)
 
-    def file(self, what: str) -> str:
+    def file(self, purpose: str) -> str:
         """Return a unique name for a file of this attempt."""
-        return f"{self.snapshot_id}-{self.attempts}-{what}-{uuid.uuid4()}"
+        return f"{self.snapshot_id}-{self.attempts}-{purpose}-{uuid.uuid4()}"
 
     def noted(self, manifests: pa.Table) -> pa.Table:
         """Note that an attempt has written manifests, rows of `MANIFEST_FILE_SCHEMA`, and return them."""
@@ -157,12 +157,14 @@ class NewSnapshot:
         options = TreeOptions.of(metadata)
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
-        new = next_root(
+        edited_root = next_root(
             base.root, change, stamp, tree_schema(state.types.stats_types), blob_loader(state, change.masks)
         )
-        table = spill_manifest_dvs(new.table, state, options, self.names.file("vectors"), self.names.spilled)
+        table = spill_manifest_dvs(edited_root.table, state, options, self.names.file("vectors"), self.names.spilled)
         locations = frozenset(table.column("location").drop_null().to_pylist())
-        self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
+        self.names.written.update(
+            self._new_leaf_locations(change), (dv["location"] for dv in self.names.spilled.values())
+        )
         self.names.used = locations.intersection(self.names.written)
         location = join(metadata_folder(metadata), f"{self.names.file('root')}.parquet")
         revision = getattr(metadata, "layout_revision", None) or LAYOUT_REVISION
@@ -174,12 +176,12 @@ class NewSnapshot:
             "root-manifest": location,
             "summary": summary(),
             "first-row-id": first_row_id,
-            "added-rows": base.assigned_row_ids + new.assigned_row_ids,
+            "added-rows": base.assigned_row_ids + edited_root.assigned_row_ids,
         }
         return with_snapshot(state, self.branch, fields)
 
     @staticmethod
-    def _of_change(change: TreeChange) -> Iterator[str]:
+    def _new_leaf_locations(change: TreeChange) -> Iterator[str]:
         """Yield the locations of new leaves in a change."""
         for leaves in (change.added_leaves, change.existing):
             if leaves is not None:
@@ -261,19 +263,19 @@ def blob_loader(state: TableState, leaves: Collection[str] = ()) -> LoadBlob:
         leaves: leaves whose DVs are prefetched by a few requests.
     """
     manifest_dvs = state.tree.root.manifest_dv_of if state.tree is not None and leaves else {}
-    stored = [manifest_dvs[leaf] for leaf in leaves if leaf in manifest_dvs and manifest_dvs[leaf]["location"]]
-    ranges = [_range_of(dv["location"], dv["deletion_vector"]) for dv in stored]
-    blobs = {ranges[place]: blob for place, blob in read_ranges(state.files, ranges)} if ranges else {}
+    stored_dvs = [manifest_dvs[leaf] for leaf in leaves if leaf in manifest_dvs and manifest_dvs[leaf]["location"]]
+    ranges = [_range_of(dv["location"], dv["deletion_vector"]) for dv in stored_dvs]
+    blobs = {ranges[index]: blob for index, blob in read_ranges(state.files, ranges)} if ranges else {}
 
     def load(location: str, offset: int, size: int) -> bytes:
-        known = blobs.get(FileRange(location, offset, size))
-        return state.files.read_range(location, offset, size) if known is None else known
+        prefetched = blobs.get(FileRange(location, offset, size))
+        return state.files.read_range(location, offset, size) if prefetched is None else prefetched
 
     return load
 
 
-def _range_of(location: str, place: Mapping[str, Any]) -> FileRange:
-    return FileRange(location, place["offset"], place["size_in_bytes"])
+def _range_of(location: str, blob: Mapping[str, Any]) -> FileRange:
+    return FileRange(location, blob["offset"], blob["size_in_bytes"])
 
 
 def _new_snapshot_id(metadata: TableMetadata) -> int:

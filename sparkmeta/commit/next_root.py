@@ -99,19 +99,19 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
         parts += _edited(base, change, stamp, schema, load)
     elif change.removed or change.masks or change.dropped or change.moved:
         raise CommitConflictError("the table is empty: there is nothing to remove from it")
-    assigned = 0
+    assigned_ids = 0
     if change.existing is not None and len(change.existing):
         parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
         parts.append(_manifest_dvs_of_existing(change, stamp, schema))
-    for new in (change.added, change.added_leaves):
-        if new is not None and len(new):
-            rows = _added(_inheriting(conform(new, schema), stamp), stamp)
-            rows, count = _row_ids(rows, stamp.first_row_id + assigned)
+    for new_entries in (change.added, change.added_leaves):
+        if new_entries is not None and len(new_entries):
+            rows = _added(_inheriting(conform(new_entries, schema), stamp), stamp)
+            rows, count = _row_ids(rows, stamp.first_row_id + assigned_ids)
             parts.append(rows)
-            assigned += count
+            assigned_ids += count
     table = pa.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
     _check_locations(table)
-    return NextRoot(in_order(_without_lost_owners(table)), assigned)
+    return NextRoot(in_order(_without_lost_owners(table)), assigned_ids)
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -139,10 +139,12 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
     values = whole(values)
-    present = {field.name: index for index, field in enumerate(values.type)}
-    flat = values.flatten()
+    index_of_name = {field.name: index for index, field in enumerate(values.type)}
+    stats_of_fields = values.flatten()
     children = [
-        flat[present[field.name]].cast(field.type) if field.name in present else pa.nulls(len(values), field.type)
+        stats_of_fields[index_of_name[field.name]].cast(field.type)
+        if field.name in index_of_name
+        else pa.nulls(len(values), field.type)
         for field in kind
     ]
     if not children:
@@ -182,10 +184,10 @@ def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
 def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Table:
     if not affinity:
         return leaves
-    owners = zip(leaves.column("location").to_pylist(), leaves.column("referenced_file").to_pylist(), strict=True)
-    changed = [affinity.get(location, owner) for location, owner in owners]
+    pairs = zip(leaves.column("location").to_pylist(), leaves.column("referenced_file").to_pylist(), strict=True)
+    new_owners = [affinity.get(location, owner) for location, owner in pairs]
     index = leaves.column_names.index("referenced_file")
-    return leaves.set_column(index, "referenced_file", pa.array(changed, pa.string()))
+    return leaves.set_column(index, "referenced_file", pa.array(new_owners, pa.string()))
 
 
 def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
@@ -200,9 +202,13 @@ def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
 def _without_lost_owners(table: pa.Table) -> pa.Table:
     """Return the root's entries without affinity to data manifests that are not in the root (semantics 16.13)."""
     owners = table.column("referenced_file")
-    held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
-    lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))
-    return _disowned(table, lost)
+    data_manifests = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column(
+        "location"
+    )
+    has_lost_owner = pc.and_(
+        one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, data_manifests.combine_chunks()))
+    )
+    return _disowned(table, has_lost_owner)
 
 
 def _disowned(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -226,22 +232,22 @@ def _edited_manifest_dvs(
 ) -> list[pa.Table]:
     """Return the manifest DVs of the next root: carried over, merged with new masks, or dropped with their leaf."""
     targets = dvs.column("referenced_file").to_pylist()
-    carried = [
+    carried_rows = [
         index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped
     ]
-    replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
-    tombstones = dvs.take(pa.array(list(replaced.values()), pa.int64()))
+    replaced_rows = {target: index for index, target in enumerate(targets) if target in change.masks}
+    tombstones = dvs.take(pa.array(list(replaced_rows.values()), pa.int64()))
     parts = [
-        restamped(dvs.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
+        restamped(dvs.take(pa.array(carried_rows, pa.int64())), status=Status.EXISTING),
         restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
     if change.masks:
         rows = {row["location"]: row for row in leaves.select(_LEAF_COLUMNS).to_pylist()}
-        merged = [
-            _merged(rows[leaf], _bitmap(dvs, replaced.get(leaf), load), new, stamp)
-            for leaf, new in sorted(change.masks.items())
+        merged_dvs = [
+            _merged(rows[leaf], _bitmap(dvs, replaced_rows.get(leaf), load), new_mask, stamp)
+            for leaf, new_mask in sorted(change.masks.items())
         ]
-        parts.append(pa.Table.from_pylist(merged, schema=dvs.schema))
+        parts.append(pa.Table.from_pylist(merged_dvs, schema=dvs.schema))
     return parts
 
 
@@ -280,8 +286,8 @@ def manifest_dv_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap
     blob = dv["inline_content"]
     if blob is None:
         blob = load(row["location"], dv["offset"], dv["size_in_bytes"])
-    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
-    return read_inline_vector(blob, where, row["record_count"])
+    name = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    return read_inline_vector(blob, name, row["record_count"])
 
 
 def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -293,14 +299,14 @@ def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | No
 
 def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:
     keys = file_keys(files)
-    gone = change.removed | change.moved
-    for key in sorted(gone.difference(keys), key=str):
+    leaving = change.removed | change.moved
+    for key in sorted(leaving.difference(keys), key=str):
         raise CommitConflictError(f"{key.location} is no longer a live file of the table's root")
-    carried = [index for index, key in enumerate(keys) if key not in gone]
-    removed = [index for index, key in enumerate(keys) if key in change.removed]
+    carried_rows = [index for index, key in enumerate(keys) if key not in leaving]
+    removed_rows = [index for index, key in enumerate(keys) if key in change.removed]
     return [
-        restamped(files.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
-        restamped(files.take(pa.array(removed, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
+        restamped(files.take(pa.array(carried_rows, pa.int64())), status=Status.EXISTING),
+        restamped(files.take(pa.array(removed_rows, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
 
 
@@ -319,9 +325,9 @@ def file_versions(base: Root) -> dict[FileKey, int]:
 
 
 def spent_leaves(base: Root) -> frozenset[str]:
-    """Return the leaves of a root without live entries, because all are masked or DELETED.
+    """Return the leaves of a root whose entries are all masked or DELETED.
 
-    The next commit drops them. The change was already recorded by the commit that masked the last entry.
+    The next commit drops these leaves. The commit that masked the last entry has recorded the removal.
     """
     leaves = base.leaves
     masked = {target: dv["record_count"] for target, dv in base.manifest_dv_of.items()}
@@ -344,8 +350,8 @@ def _new_version(stamp: Stamp) -> dict[str, int]:
 
 def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
     """Return the rows with another status and, if given, snapshot id. Sequence numbers stay the same."""
-    known = version(table, "snapshot_id")
-    ids = known if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
+    old_ids = version(table, "snapshot_id")
+    ids = old_ids if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
     numbers = [version(table, name) for name in ("sequence_number", "file_sequence_number")]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
 
@@ -361,9 +367,10 @@ def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
     """Return the rows as ADDED by the commit. Files keep their own data sequence number if they have one."""
     rows = _of_commit(table, stamp, Status.ADDED)
     numbers = pc.coalesce(version(table, "sequence_number"), version(rows, "sequence_number"))
-    others = (version(rows, name) for name in ("status", "snapshot_id", "file_sequence_number"))
-    status, snapshot_id, file_sequence_number = others
-    return _with_version(rows, [status, snapshot_id, numbers, file_sequence_number])
+    status, snapshot_id, file_number = (
+        version(rows, name) for name in ("status", "snapshot_id", "file_sequence_number")
+    )
+    return _with_version(rows, [status, snapshot_id, numbers, file_number])
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
@@ -371,9 +378,9 @@ def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
     stats = whole(table.column("manifest_stats"))
     names = [field.name for field in stats.type]
     children = stats.flatten()
-    least = names.index("min_sequence_number")
-    filled = pc.coalesce(children[least], pa.scalar(stamp.sequence_number, pa.int64()))
-    children[least] = pc.if_else(stats.is_valid(), filled, pa.scalar(None, pa.int64()))
+    index = names.index("min_sequence_number")
+    filled = pc.coalesce(children[index], pa.scalar(stamp.sequence_number, pa.int64()))
+    children[index] = pc.if_else(stats.is_valid(), filled, pa.scalar(None, pa.int64()))
     struct = pa.StructArray.from_arrays(children, fields=list(stats.type), mask=stats.is_null())
     return table.set_column(table.column_names.index("manifest_stats"), table.schema.field("manifest_stats"), struct)
 
@@ -390,8 +397,8 @@ def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
     kinds = table.column("content_type")
     is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
     rows = pc.fill_null(sums(table, LIVE_ROWS), 0)
-    taken = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
-    counts = whole(taken).to_numpy(zero_copy_only=False)
+    ids_needed = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
+    counts = whole(ids_needed).to_numpy(zero_copy_only=False)
     starts = pa.array(start + np.cumsum(counts) - counts, pa.int64())
     none = pa.scalar(None, pa.int64())
     ids = pc.if_else(pc.is_in(kinds, pa.array([0, 3], pa.int32())), starts, none)
@@ -406,7 +413,7 @@ def _check_locations(table: pa.Table) -> None:
     keys = [
         key for key, kind in zip(file_keys(files), files.column("content_type").to_pylist(), strict=True) if kind < 5
     ]
-    places = [(key.location, key.offset) for key in keys]
-    if len(set(places)) < len(places):
-        twice = next(place for place in places if places.count(place) > 1)
-        raise CommitConflictError(f"{twice[0]} is in the table already")
+    names = [(key.location, key.offset) for key in keys]
+    if len(set(names)) < len(names):
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise CommitConflictError(f"{duplicate[0]} is in the table already")

@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 def table_match(source: TableState, target: TableState, spec_ids: Collection[int]) -> TableMatch:
-    """Return the ids of one table in another.
+    """Match the partition specs and sort orders of one table with another's.
 
     Args:
         source: the table with the entries.
@@ -85,7 +85,7 @@ def table_match(source: TableState, target: TableState, spec_ids: Collection[int
     _check_schemas(source, target)
     _check_name_mapping(source, target)
     specs = _specs(source, target, spec_ids)
-    sort_orders = _same(_orders(source), _orders(target), None)
+    sort_orders = _equal_ids(_orders(source), _orders(target), None)
     return TableMatch(source.metadata.location, frozenset(source.types.primitive_fields), specs, sort_orders)
 
 
@@ -111,35 +111,49 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
 
 def _check_schemas(source: TableState, target: TableState) -> None:
     theirs, ours = source.metadata.schema(), target.metadata.schema()
-    places, target_places = _parent_ids(theirs), _parent_ids(ours)
-    where = f"{target.metadata.location}: files of {source.metadata.location}"
+    parents, target_parents = _parent_ids(theirs), _parent_ids(ours)
+    prefix = f"{target.metadata.location}: files of {source.metadata.location}"
     target_fields = index_by_id(ours)
-    for field_id, field in sorted(index_by_id(theirs).items(), key=lambda item: _depth(item[0], places)):
+    for field_id, field in sorted(index_by_id(theirs).items(), key=lambda pair: _depth(pair[0], parents)):
         target_field = target_fields.get(field_id)
         if target_field is None:
-            raise ValidationError(f"{where} have column {_text(field)}: this table's schema has no column of the id")
+            raise ValidationError(
+                f"{prefix} have column {_field_text(field)}: this table's schema has no column of the id"
+            )
         difference = _difference(field, target_field)
-        if difference is None and places[field_id] != target_places[field_id]:
+        if difference is None and parents[field_id] != target_parents[field_id]:
             difference = "it is in another column"
         if difference is not None:
             raise ValidationError(
-                f"{where} have column {_text(field)}, which is {_text(target_field)} in this table: {difference}"
+                f"{prefix} have column {_field_text(field)}, which is {_field_text(target_field)} in this table: "
+                f"{difference}"
             )
-    _check_missing(source, target, where)
+    _check_missing(source, target, prefix)
 
 
-def _check_missing(source: TableState, target: TableState, where: str) -> None:
+def _check_missing(source: TableState, target: TableState, prefix: str) -> None:
     """Refuse columns missing from the source's schema that its files may still have, or that the target requires."""
-    known, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
-    target_fields, places = index_by_id(ours), _parent_ids(ours)
+    source_fields, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
+    target_fields, parents = index_by_id(ours), _parent_ids(ours)
     for field_id, field in source.types.fields.items():
-        if field_id not in known and (field_id in target_fields or field_id > target.metadata.last_column_id):
-            use = f"is {_text(target_fields[field_id])} in" if field_id in target_fields else "will be a new column of"
-            raise ValidationError(f"{where} may have the dropped column {_text(field)}, whose id {use} this table")
+        if field_id not in source_fields and (field_id in target_fields or field_id > target.metadata.last_column_id):
+            use = (
+                f"is {_field_text(target_fields[field_id])} in"
+                if field_id in target_fields
+                else "will be a new column of"
+            )
+            raise ValidationError(
+                f"{prefix} may have the dropped column {_field_text(field)}, whose id {use} this table"
+            )
     for field_id, target_field in target_fields.items():
-        in_known = places[field_id] is None or places[field_id] in known
-        if field_id not in known and in_known and target_field.required and target_field.initial_default is None:
-            raise ValidationError(f"{where} lack column {_text(target_field)}, which this table requires")
+        has_known_parent = parents[field_id] is None or parents[field_id] in source_fields
+        if (
+            field_id not in source_fields
+            and has_known_parent
+            and target_field.required
+            and target_field.initial_default is None
+        ):
+            raise ValidationError(f"{prefix} lack column {_field_text(target_field)}, which this table requires")
 
 
 def _difference(field: NestedField, target_field: NestedField) -> str | None:
@@ -163,11 +177,11 @@ def _parent_ids(schema: Schema) -> Mapping[int, int | None]:
     return {field_id: parents.get(field_id) for field_id in index_by_id(schema)}
 
 
-def _depth(field_id: int | None, places: Mapping[int, int | None]) -> int:
-    return 0 if field_id is None else 1 + _depth(places[field_id], places)
+def _depth(field_id: int | None, parents: Mapping[int, int | None]) -> int:
+    return 0 if field_id is None else 1 + _depth(parents[field_id], parents)
 
 
-def _text(field: NestedField) -> str:
+def _field_text(field: NestedField) -> str:
     return f"{field.name} (id {field.field_id}, {field.field_type}{', required' if field.required else ''})"
 
 
@@ -192,39 +206,42 @@ def _parsed(text: str | None) -> Any:
 def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) -> dict[int, int]:
     ours = {spec_id: _spec_fields(spec) for spec_id, spec in target.specs.items()}
     theirs = {spec_id: _spec_fields(source.specs[spec_id]) for spec_id in sorted(spec_ids)}
-    where = f"{target.metadata.location}: files of {source.metadata.location}"
+    prefix = f"{target.metadata.location}: files of {source.metadata.location}"
     for spec_id in theirs:
-        unknown = next((each for each in source.specs[spec_id].fields if has_unknown_values(each.transform)), None)
+        unknown = next((field for field in source.specs[spec_id].fields if has_unknown_values(field.transform)), None)
         if unknown is not None:
             problem = f"whose field {unknown.name} has the unknown transform {unknown.transform}"
-            raise ValidationError(f"{where} have partition spec {spec_id}, {problem}: its values can't be read")
-    same = _same(theirs, ours, target.metadata.default_spec_id)
+            raise ValidationError(f"{prefix} have partition spec {spec_id}, {problem}: its values can't be read")
+    matches = _equal_ids(theirs, ours, target.metadata.default_spec_id)
     for spec_id in theirs:
-        if spec_id not in same:
+        if spec_id not in matches:
             fields = _fields_text(source.specs[spec_id])
             raise ValidationError(
-                f"{where} have partition spec {spec_id}, {fields}: no spec of this table has its fields"
+                f"{prefix} have partition spec {spec_id}, {fields}: no spec of this table has its fields"
             )
-        _check_values(source, target, spec_id, same[spec_id], where)
-    return same
+        _check_values(source, target, spec_id, matches[spec_id], prefix)
+    return matches
 
 
-def _check_values(source: TableState, target: TableState, spec_id: int, same: int, where: str) -> None:
+def _check_values(source: TableState, target: TableState, spec_id: int, target_id: int, prefix: str) -> None:
     """Refuse partition values whose type differs in the target. This is possible for values of a dropped column."""
-    fields = zip(source.specs[spec_id].fields, source.types.spec_fields[spec_id], target.types.spec_fields[same],
+    fields = zip(source.specs[spec_id].fields, source.types.spec_fields[spec_id], target.types.spec_fields[target_id],
                  strict=True)  # fmt: skip
     for field, (_, kind), (_, target_kind) in fields:
         if kind != target_kind and not isinstance(field.transform, VoidTransform) and not reads_as(kind, target_kind):
             raise ValidationError(
-                f"{where} have partition spec {spec_id}, whose field {field.name} has values of type {kind}: they are "
+                f"{prefix} have partition spec {spec_id}, whose field {field.name} has values of type {kind}: they are "
                 f"{target_kind} in this table"
             )
 
 
-def _same(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:
+def _equal_ids(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:
     """Map ids to the ids of equal values. Among several, prefer the default, then the lowest."""
-    matches = {each: [spec_id for spec_id, other in ours.items() if other == value] for each, value in theirs.items()}
-    return {each: default if default in ids else min(ids) for each, ids in matches.items() if ids}
+    matches = {
+        source_id: [target_id for target_id, target_value in ours.items() if target_value == value]
+        for source_id, value in theirs.items()
+    }
+    return {source_id: default if default in ids else min(ids) for source_id, ids in matches.items() if ids}
 
 
 def _spec_fields(spec: PartitionSpec) -> list[tuple[tuple[int, ...], str]]:
@@ -271,10 +288,10 @@ def refuse_deletes(source: TableState, target: TableState) -> None:
     leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
     in_root = [] if source.tree is None else source.tree.root.of(_DELETE_TYPES).column("location").to_pylist()
     path = [*leaves.column("location").to_pylist(), *in_root][0]
-    what = f"{len(leaves)} delete manifests and {len(in_root)} deletes in its root"
+    counts = f"{len(leaves)} delete manifests and {len(in_root)} deletes in its root"
     raise ValidationError(
         f"{target.metadata.location}: {source.metadata.location} has deletes, without which deleted rows would come "
-        f"back: {what}, such as {path}; row_delta(added=table, deletes=table) adds deletion vectors too, and "
+        f"back: {counts}, such as {path}; row_delta(added=table, deletes=table) adds deletion vectors too, and "
         "remove_dangling_deletes removes deletes that match no file"
     )
 
@@ -290,15 +307,15 @@ def refuse_other_deletes(source: TableState, target: TableState) -> None:
     version = target.metadata.format_version
     is_vector = F.lit(version >= 3) & (F.col("content_type") == int(ContentType.POSITION_DELETES))
     is_vector = is_vector & (F.lower("file_format") == "puffin")
-    for other in _live_deletes(source).where(~is_vector).select("content_type", "location").limit(1).collect():
-        if other.content_type == ContentType.EQUALITY_DELETES:
+    for delete in _live_deletes(source).where(~is_vector).select("content_type", "location").limit(1).collect():
+        if delete.content_type == ContentType.EQUALITY_DELETES:
             problem = "an equality delete, which would apply to older files of this table and not to the added ones"
         elif version < 3:
             problem = f"a delete, and format version {version} has no deletion vectors: rewrite_data_files applies it"
         else:
             problem = "a position delete file, and only deletion vectors can: rewrite_position_delete_files makes them"
         raise ValidationError(
-            f"{target.metadata.location}: {other.location}, of {source.metadata.location}, can't be added: it is "
+            f"{target.metadata.location}: {delete.location}, of {source.metadata.location}, can't be added: it is "
             f"{problem}"
         )
 
@@ -338,8 +355,8 @@ def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
     """
     vectors = materialize(matched(_live_deletes(source), source))
     refuse_older(vectors, source, target)
-    dangling = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
-    paths = [row.referenced_file for row in dangling.collect()]
+    dangling_rows = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
+    paths = [row.referenced_file for row in dangling_rows.collect()]
     if len(paths) > _MOST_DANGLING:
         raise UnsupportedError(
             f"{target.metadata.location}: {source.metadata.location} has more than {_MOST_DANGLING} deletion vectors "
@@ -368,7 +385,7 @@ class TableFiles:
     Attributes:
         state: the table, with a root of its manifests.
         job: reads the table's manifests and writes leaves of the other table.
-        choice: how its data manifests are read together.
+        choice: the groups of data manifests that are read together.
         count: the number of data files.
         deletes: the live delete manifests and the delete files of the root.
     """
@@ -388,8 +405,8 @@ class TableFiles:
 
     def leaves(self) -> pa.Table:
         """Write the data files to leaves of the other table and return the leaves' root entries. Runs jobs."""
-        written = [group.new_leaves for group in self.job.data(self.choice.data)]
-        return pa.concat_tables([self.job.form.schema.empty_table(), *written]).combine_chunks()
+        new_leaves = [group.new_leaves for group in self.job.data(self.choice.data)]
+        return pa.concat_tables([self.job.form.schema.empty_table(), *new_leaves]).combine_chunks()
 
     def vectors(self, target: TableState) -> DataFrame:
         """Return the deletion vectors of the data files as entries of the other table. Runs jobs.
@@ -423,11 +440,11 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
         for rows in (data, deletes, files, delete_files)
         for spec_id in rows.column("partition_spec_id").to_pylist()
     }
-    adopt = adoption(state, target, spec_ids)
-    scope = _scope(state, root, frozenset(_places(data) + _places(files)), target, options)
-    job = RewriteJob(state, scope, task_reader(state), form.name, adoption=adopt, adopted=form)
+    converter = adoption(state, target, spec_ids)
+    scope = _scope(state, root, frozenset(_ordinals(data) + _ordinals(files)), target, options)
+    job = RewriteJob(state, scope, task_reader(state), form.name, adoption=converter, adopted=form)
     count = len(files) + sum(_live_counts(root, data).values())
-    of_deletes = Group(ContentType.DELETE_MANIFEST, None, tuple(_places(deletes)), tuple(_places(delete_files)))
+    of_deletes = Group(ContentType.DELETE_MANIFEST, None, tuple(_ordinals(deletes)), tuple(_ordinals(delete_files)))
     return TableFiles(state, job, choose(scope), count, of_deletes)
 
 
@@ -438,8 +455,8 @@ def _as_tree(state: TableState) -> TableState:
     return with_root(state, base_root(state))
 
 
-def _scope(state: TableState, root: Root, places: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
-    """Return a rewrite of all data files, clustered like the target's."""
+def _scope(state: TableState, root: Root, ordinals: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
+    """Return the scope of a rewrite of all data files, clustered like the target's files."""
     limits = CompactionLimits(
         options.leaf_target_bytes, 1.0, 1.0, _WHOLE_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1
     )
@@ -448,12 +465,12 @@ def _scope(state: TableState, root: Root, places: frozenset[int], target: TableS
         spec_id: tuple(dict.fromkeys([*of_spec, *(key for key in sort_columns if key in state.types.stats_types)]))
         for spec_id, of_spec in _partition_keys(state).items()
     }
-    old: list[int] = []
+    old_ordinals: list[int] = []
     if state.tree is not None:
         manifests = state.manifests
-        old = manifests.filter(state.tree.has_old_layout(manifests)).column(MANIFEST).to_pylist()
+        old_ordinals = manifests.filter(state.tree.has_old_layout(manifests)).column(MANIFEST).to_pylist()
     sources = partition_stats(state)
-    return Scope(root, places, frozenset(), keys, sources, limits, old=frozenset(old), every=True)
+    return Scope(root, ordinals, frozenset(), keys, sources, limits, old=frozenset(old_ordinals), rewrites_all=True)
 
 
 def _partition_keys(state: TableState) -> dict[int, list[int]]:
@@ -464,19 +481,19 @@ def _live_leaves(root: Root, content: ContentType) -> pa.Table:
     """Return the leaves that have live files."""
     leaves = root.leaves.filter(one_of(root.leaves, [content]))
     counts = _live_counts(root, leaves)
-    return leaves.filter(pa.array([counts[place] > 0 for place in _places(leaves)], pa.bool_()))
+    return leaves.filter(pa.array([counts[ordinal] > 0 for ordinal in _ordinals(leaves)], pa.bool_()))
 
 
 def _live_counts(root: Root, leaves: pa.Table) -> dict[int, int]:
     """Return the number of live files in leaves, by row number."""
     masked = {location: dv["record_count"] for location, dv in root.manifest_dv_of.items()}
-    live = zip(_places(leaves), leaves.column("location").to_pylist(), live_counts(leaves).to_pylist(), strict=True)
-    return {place: count - masked.get(location, 0) for place, location, count in live}
+    rows = zip(_ordinals(leaves), leaves.column("location").to_pylist(), live_counts(leaves).to_pylist(), strict=True)
+    return {ordinal: count - masked.get(location, 0) for ordinal, location, count in rows}
 
 
-def _places(rows: pa.Table) -> list[int]:
-    places: list[int] = rows.column("ordinal").to_pylist()
-    return places
+def _ordinals(rows: pa.Table) -> list[int]:
+    ordinals: list[int] = rows.column("ordinal").to_pylist()
+    return ordinals
 
 
 # -- Write another table's files for a manifest list ------------------------------------------------------------------
@@ -497,7 +514,7 @@ class ListedTable:
     names: SnapshotNames
 
     def data_files(self) -> ListedFiles:
-        """Write the data files. Many are written by a job.
+        """Write the data files to manifests, many by a job.
 
         Raises:
             ValidationError: a column or a partition spec of the source means something else in the target, or an entry
@@ -529,7 +546,7 @@ class ListedTable:
             raise ValidationError(f"{table}: the snapshot counts {expected} live {what}: its manifests have {count}")
 
     def _written(self, manifests: pa.Table, content: ContentType, dangling: frozenset[str]) -> pa.Table:
-        """Write the live files of manifests, rows of `source.manifests`, and return rows of `WRITTEN_SCHEMA`."""
+        """Write the live files of manifests, rows of `source.manifests`, and return rows of `SIZED_MANIFEST_SCHEMA`."""
         reader, projection = self.source.reader, self.source.projection(_COLUMNS)
         match = table_match(self.source, self.target, self._spec_ids(manifests))
         on_driver = reader.fits_driver(manifests, MOST_WIDE_ENTRIES)
@@ -563,7 +580,7 @@ class ListedTable:
         return spec_ids
 
     def _specs(self, match: TableMatch, content: ContentType) -> dict[int, AdoptedSpec]:
-        """Return the source's partition specs by id."""
+        """Return the source's partition specs, by id, with the formats of their new manifests."""
         name = self.names.file("m")
         return {
             spec_id: AdoptedSpec(
@@ -578,7 +595,7 @@ class ListedTable:
 
 
 def _listed_files(written: pa.Table, kind: FileKind) -> ListedFiles:
-    """Return the files in written manifests, rows of `WRITTEN_SCHEMA`."""
+    """Return the files in written manifests, rows of `SIZED_MANIFEST_SCHEMA`."""
     if not len(written):
         return ListedFiles()
     count = KindCount(

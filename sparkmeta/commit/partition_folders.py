@@ -39,12 +39,12 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
     """
     types = {field_id: bound_arrow_type(name) for field_id, name in state.types.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
-    named = [named_folders(folder) for folder in folders]
+    texts_of_folders = [named_folders(folder) for folder in folders]
     rows = {
         (spec_id, values)
         for spec_id, spec in state.specs.items()
         if spec.fields and all(field.field_id in types for field in spec.fields)
-        for texts in named
+        for texts in texts_of_folders
         for values in _partitions(spec, texts, types)
     }
     kind = pa.struct([(str(field_id), value_type) for field_id, value_type in types.items()])
@@ -54,7 +54,7 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
 
 
 def named_folders(folder: str) -> dict[str, str]:
-    """Return the escaped values of the folders `name=value` in a path, by all names that each folder may have."""
+    """Return the escaped values of the folders `name=value` in a path, by each name that a folder may have."""
     return {name: text for names, text in assignments(folder) for name in names}
 
 
@@ -67,7 +67,10 @@ def assignments(folder: str) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def readings(escaped: str) -> Sequence[str]:
-    """Return what a folder's name or value may mean. Iceberg escapes a space as `+`; Spark and Hive do not."""
+    """Return the possible meanings of an escaped folder name or value.
+
+    Iceberg escapes a space as `+`; Spark and Hive do not.
+    """
     return [*dict.fromkeys((unquote(escaped), unquote_plus(escaped)))]
 
 

@@ -49,9 +49,9 @@ def few_or_many(rows: Relation, state: TableState) -> Relation:
 
 
 def some_columns(rows: Relation, names: Iterable[str]) -> Relation:
-    """Return the columns of some names that rows have."""
-    present = [name for name in names if name in relation.names(rows)]
-    return rows.select(present) if isinstance(rows, pa.Table) else rows.select(*present)
+    """Return the columns with the given names, without the names that the rows lack."""
+    present_names = [name for name in names if name in relation.names(rows)]
+    return rows.select(present_names) if isinstance(rows, pa.Table) else rows.select(*present_names)
 
 
 def has_rows(rows: Relation) -> bool:
@@ -76,7 +76,7 @@ def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None
 
 
 def nothing(rows: Relation) -> Relation:
-    """Return no rows of the same columns."""
+    """Return an empty relation with the same columns."""
     return rows.slice(0, 0) if isinstance(rows, pa.Table) else rows.limit(0)
 
 
@@ -93,12 +93,12 @@ def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
 
 
 def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation:
-    """Return entries with their partition as one value, which can be compared."""
+    """Return entries with their partition as a column of comparable values."""
     return relation.with_columns(rows, partition_key(state).alias(name))
 
 
 def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
-    """Return the rows whose key is in other rows, or with `absent` the rows whose key is not.
+    """Return the rows whose key occurs in other rows, or with `absent` the rows whose key does not.
 
     Args:
         rows: the rows.
@@ -108,18 +108,18 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
         absent: whether to return the rows whose key is not in the others.
     """
     if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
-        known = set(_values(others, keys.values()))
-        return rows.filter(pa.array([(key in known) != absent for key in _values(rows, keys)], pa.bool_()))
+        other_keys = set(_values(others, keys.values()))
+        return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
     if isinstance(rows, pa.Table):
         rows = selectable_frame(others.sparkSession, rows)
-    theirs = [f"{_MATCHES}_{place}" for place in range(len(keys))]
-    named = select(others, dict(zip(theirs, keys.values(), strict=True)))
+    other_names = [f"{_MATCHES}_{number}" for number in range(len(keys))]
+    named = select(others, dict(zip(other_names, keys.values(), strict=True)))
     if isinstance(named, pa.Table):
         named = F.broadcast(selectable_frame(rows.sparkSession, named))
-    same = F.col(next(iter(keys))) == F.col(theirs[0])
-    for path, name in list(zip(keys, theirs, strict=True))[1:]:
-        same &= F.col(path).eqNullSafe(F.col(name))
-    return rows.join(named, same, "left_anti" if absent else "left_semi")
+    is_same = F.col(next(iter(keys))) == F.col(other_names[0])
+    for path, name in list(zip(keys, other_names, strict=True))[1:]:
+        is_same &= F.col(path).eqNullSafe(F.col(name))
+    return rows.join(named, is_same, "left_anti" if absent else "left_semi")
 
 
 def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:

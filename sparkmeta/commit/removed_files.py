@@ -127,7 +127,7 @@ class Removal:
     tally: Tally = field(default_factory=Tally)
 
     def plus(self, other: Removal) -> Removal:
-        """Return the entries of both. Raises ValidationError for an entry that is in both."""
+        """Return the union with another removal. Raises ValidationError for an entry that is in both."""
         masks = dict(self.masks)
         for leaf, bitmap in other.masks.items():
             if leaf in masks and masks[leaf].intersects(bitmap):
@@ -144,12 +144,12 @@ def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
         return entries
     locations = _locations(state)
     if isinstance(entries, pa.Table):
-        places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
-        stays = []
-        for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
+        positions = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
+        is_kept = []
+        for key, (manifest, ordinal) in zip(_keys(entries), positions, strict=True):
             mask = removal.masks.get(locations[manifest])
-            stays.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
-        return entries.filter(pa.array(stays, pa.bool_()))
+            is_kept.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
+        return entries.filter(pa.array(is_kept, pa.bool_()))
     ids = {location: manifest for manifest, location in locations.items()}
     ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
     masked = pa.table(
@@ -160,9 +160,9 @@ def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
     )
     schema = pa.schema([pa.field(_PATH, pa.string()), pa.field(_OFFSET, pa.int64())])
     keys = pa.Table.from_pylist([{_PATH: key.location, _OFFSET: key.offset} for key in removal.keys], schema)
-    left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
+    unmasked = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
     in_root = F.broadcast(local_frame(state.spark, keys))
-    return matching(left, in_root, {path: name for name, path in _FILE.items()}, absent=True)
+    return matching(unmasked, in_root, {path: name for name, path in _FILE.items()}, absent=True)
 
 
 def removal_of(entries: Relation, state: TableState) -> Removal:
@@ -269,21 +269,21 @@ def _find(state: TableState, files: Relation, searches: Searches, *, only_live_d
     if "file_path" not in relation.names(files):
         raise ValidationError("the files to remove have no column file_path")
     rows, table = few_or_many(some_columns(files, _COLUMNS), state), state.metadata.location
-    names = _names(rows)
-    if first(names, sql.col(_PATH).isNull()):
+    file_names = _names(rows)
+    if first(file_names, sql.col(_PATH).isNull()):
         raise ValidationError(f"{table}: file_path of a file to remove is None")
-    if twice := repeated(names, [_PATH, _OFFSET]):
-        raise ValidationError(f"{table}: {twice[_PATH]} is to be removed twice")
+    if duplicate := repeated(file_names, [_PATH, _OFFSET]):
+        raise ValidationError(f"{table}: {duplicate[_PATH]} is to be removed twice")
     if isinstance(rows, pa.Table):
-        entries, missing = _few_entries(state, rows, names, searches, only_live_deletes)
+        entries, first_missing = _few_entries(state, rows, file_names, searches, only_live_deletes)
     else:
-        entries, missing = _many_entries(state, rows, names, only_live_deletes)
-    if missing is not None and not only_live_deletes:
-        raise NotLiveError(f"{table}: {missing[_PATH]} is not a live file of the table")
+        entries, first_missing = _many_entries(state, rows, file_names, only_live_deletes)
+    if first_missing is not None and not only_live_deletes:
+        raise NotLiveError(f"{table}: {first_missing[_PATH]} is not a live file of the table")
     dvs = dvs_of(state, where(entries, is_kind(ContentType.DATA)), searches)
-    named_deletes = where(entries, is_kind(ContentType.POSITION_DELETES))
-    unnamed = matching(dvs, named_deletes, {path: path for path in _FILE.values()}, absent=True)
-    return removal_of(union(entries, unnamed), state)
+    named_vectors = where(entries, is_kind(ContentType.POSITION_DELETES))
+    unnamed_vectors = matching(dvs, named_vectors, {path: path for path in _FILE.values()}, absent=True)
+    return removal_of(union(entries, unnamed_vectors), state)
 
 
 def _names(files: Relation) -> Relation:
@@ -298,7 +298,7 @@ def _names(files: Relation) -> Relation:
 def _few_entries(
     state: TableState, rows: pa.Table, names: pa.Table, searches: Searches, only_live_deletes: bool
 ) -> tuple[pa.Table, dict[str, Any] | None]:
-    """Return the live entries of files, and the name of a file that has none."""
+    """Return the live entries of files, and the name of the first file without one; None if all files have one."""
     # Only deletion vectors have an offset.
     in_deletes = only_live_deletes or not names.column(_OFFSET).null_count
     data = [] if in_deletes else [ContentType.DATA_MANIFEST]
@@ -315,12 +315,12 @@ def _few_entries(
 def _many_entries(
     state: TableState, rows: DataFrame, names: DataFrame, only_live_deletes: bool
 ) -> tuple[DataFrame, dict[str, Any] | None]:
-    """Return the same as `_few_entries`. Searches all manifests if the named ones don't have the files."""
-    everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
-    for manifests in (_named_manifests(rows, everywhere), everywhere):
+    """Return the same as `_few_entries`. If the manifests that the rows name lack a file, search all manifests."""
+    all_manifests = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
+    for manifests in (_named_manifests(rows, all_manifests), all_manifests):
         entries = materialize(_named_entries(live_entries(state, manifests), names))
         missing = _first_missing(names, entries)
-        if missing is None or len(manifests) == len(everywhere):
+        if missing is None or len(manifests) == len(all_manifests):
             break
     return entries, missing
 
@@ -469,8 +469,8 @@ class FilteredFiles:
         """
         scan = ScanFilter.of(state, self.row_filter)
         leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
-        judged = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
-        entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
+        search = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
+        entries = search.entries(leaves, lambda fresh: self._judged(scan, fresh))
         if partly := first(entries, ~sql.col(_ALL_MATCH)):
             raise ValidationError(
                 f"{state.metadata.location}: cannot delete {partly['location']} as a whole: some of its rows may not "
@@ -533,16 +533,16 @@ class _Matching:
             leaves: rows of `state.manifests`.
             matching: reads the matching entries of leaves that earlier attempts have not searched.
         """
-        known, fresh = self.memo.recall(self.state, leaves, self.schema)
-        if not len(fresh):
-            return known
-        entries = computed(some_columns(matching(fresh), self.schema.names))
-        head = few(entries, self.state)
-        if head is None:
-            return frame_of(entries, self.state).unionByName(local_frame(self.state.spark, known))
-        head = head.cast(self.schema)
-        self.memo.keep(self.state, fresh, head)
-        return pa.concat_tables([known, head]).combine_chunks()
+        remembered, unsearched = self.memo.recall(self.state, leaves, self.schema)
+        if not len(unsearched):
+            return remembered
+        entries = computed(some_columns(matching(unsearched), self.schema.names))
+        few_entries = few(entries, self.state)
+        if few_entries is None:
+            return frame_of(entries, self.state).unionByName(local_frame(self.state.spark, remembered))
+        few_entries = few_entries.cast(self.schema)
+        self.memo.keep(self.state, unsearched, few_entries)
+        return pa.concat_tables([remembered, few_entries]).combine_chunks()
 
 
 def _narrow(state: TableState) -> pa.Schema:
@@ -551,5 +551,5 @@ def _narrow(state: TableState) -> pa.Schema:
 
 def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:
     """Return the removal of data files and their deletion vectors."""
-    narrow = some_columns(data, _narrow(state).names)
-    return removal_of(union(narrow, dvs_of(state, narrow, searches)), state)
+    files = some_columns(data, _narrow(state).names)
+    return removal_of(union(files, dvs_of(state, files, searches)), state)

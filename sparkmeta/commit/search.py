@@ -122,12 +122,12 @@ def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
     children = []
     for field_id, name in sorted(state.types.partition_fields.items()):
         value = pc.struct_field(values, str(field_id)).cast(bound_arrow_type(name))
-        nan = (
+        is_nan = (
             pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else pa.repeat(False, len(value))
         )
-        bound = pc.if_else(nan, pa.scalar(None, value.type), value)
+        bound = pc.if_else(is_nan, pa.scalar(None, value.type), value)
         names = ["contains_null", "contains_nan", "lower_bound", "upper_bound"]
-        children.append(pa.StructArray.from_arrays([value.is_null(), nan, bound, bound], names=names))
+        children.append(pa.StructArray.from_arrays([value.is_null(), is_nan, bound, bound], names=names))
     names = [str(field_id) for field_id in sorted(state.types.partition_fields)]
     return pa.table({_SPEC: specs, SUMMARIES: pa.StructArray.from_arrays(children, names)})
 
@@ -168,7 +168,7 @@ SEARCH_COLUMNS = DV_COLUMNS
 # Maximum number of paths that a query contains as literals.
 _LITERALS = 200
 
-# A stage of a search: takes the files not found so far and returns the rows of `state.manifests` to search next.
+# A stage of a search: maps the files not found so far to the rows of `state.manifests` to search next.
 Candidates = Callable[[Sequence["FileName"]], pa.Table]
 
 
@@ -196,7 +196,7 @@ class _LeafHits:
 
 @dataclass
 class LeafMemo:
-    """Search results by leaf. Each stays valid until the leaf or its deletion vector changes."""
+    """Search results by leaf. A result stays valid until the leaf or its deletion vector changes."""
 
     _hits: dict[str, list[_LeafHits]] = field(default_factory=dict)
 
@@ -214,17 +214,17 @@ class LeafMemo:
             The known entries, possibly also of other paths, and the manifests that have not been searched yet.
         """
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
-        places = dict(zip(*(manifests.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True))
-        tables, known = [schema.empty_table()], []
-        for location, manifest in places.items():
+        manifest_ids = dict(zip(*(manifests.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True))
+        tables, searched = [schema.empty_table()], []
+        for location, manifest in manifest_ids.items():
             for hits in self._hits.get(location, ()):
-                same_leaf = same_manifest_dv(hits.mask, masks.get(location)) and hits.entries.schema.equals(schema)
-                if same_leaf and paths <= hits.paths:
-                    known.append(location)
+                is_current = same_manifest_dv(hits.mask, masks.get(location)) and hits.entries.schema.equals(schema)
+                if is_current and paths <= hits.paths:
+                    searched.append(location)
                     tables.append(_at_manifest(hits.entries, manifest))
                     break
-        fresh = pc.invert(pc.is_in(manifests.column("location"), pa.array(known, pa.string())))
-        return pa.concat_tables(tables), manifests.filter(fresh)
+        is_unsearched = pc.invert(pc.is_in(manifests.column("location"), pa.array(searched, pa.string())))
+        return pa.concat_tables(tables), manifests.filter(is_unsearched)
 
     def keep(
         self, state: TableState, manifests: pa.Table, entries: pa.Table, paths: frozenset[str] = frozenset()
@@ -281,11 +281,11 @@ class PathSearch:
         if not distinct or not len(manifests):
             return schema.empty_table()
         ordered = sorted(distinct)
-        known, fresh = self._memo.recall(state, manifests, schema, distinct)
-        known = known.filter(pc.is_in(known.column(self.column), pa.array(ordered, pa.string())))
-        entries = _entries_with(state, fresh, self.column, ordered)
-        self._memo.keep(state, fresh, entries, distinct)
-        return pa.concat_tables([known, entries])
+        remembered, unsearched = self._memo.recall(state, manifests, schema, distinct)
+        remembered = remembered.filter(pc.is_in(remembered.column(self.column), pa.array(ordered, pa.string())))
+        entries = _entries_with(state, unsearched, self.column, ordered)
+        self._memo.keep(state, unsearched, entries, distinct)
+        return pa.concat_tables([remembered, entries])
 
 
 def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
@@ -301,9 +301,9 @@ def live_relation(state: TableState, manifests: pa.Table, projection: EntryProje
         manifests: rows of `state.manifests`.
         projection: what to read; by default `SEARCH_COLUMNS`.
     """
-    chosen = projection or state.projection(SEARCH_COLUMNS)
-    entries = state.reader.driver_table(manifests, chosen)
-    return state.live_entries(manifests, chosen) if entries is None else entries.filter(is_live(entries))
+    columns = projection or state.projection(SEARCH_COLUMNS)
+    entries = state.reader.driver_table(manifests, columns)
+    return state.live_entries(manifests, columns) if entries is None else entries.filter(is_live(entries))
 
 
 def new_entries(state: TableState, rows: pa.Table) -> pa.Table:

@@ -274,18 +274,18 @@ class Attempt:
                 yield validation.row_filter
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
-        added = writer.nothing
+        all_added = writer.nothing
         tables = [part.files for part in self.changes.added if part.kinds == DELETES]
         for part in self.changes.added:
             files = part.files
             if not isinstance(files, TableState):
-                new = writer.add(files, part.kinds, added)
+                new_files = writer.add(files, part.kinds, all_added)
             elif part.kinds == DELETES:
-                new = writer.add_vectors(files, added)
+                new_files = writer.add_vectors(files, all_added)
             else:
-                new = writer.add_table(files, added, with_deletes=any(files is table for table in tables))
-            added = added.plus(new)
-        return added
+                new_files = writer.add_table(files, all_added, with_deletes=any(files is table for table in tables))
+            all_added = all_added.plus(new_files)
+        return all_added
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         changes, searches = self.changes, self.progress.searches
@@ -311,9 +311,9 @@ class Attempt:
     @staticmethod
     def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
         """Refuse a rewrite that adds data files but removes none, or adds deletes but removes none."""
-        for what, kinds in _REWRITTEN.items():
+        for kinds_text, kinds in _REWRITTEN.items():
             if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
-                raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
+                raise ValidationError(f"{state.metadata.location}: a rewrite adds {kinds_text} and removes none")
 
     def _check_referenced(self, state: TableState, added: NewFiles) -> None:
         """Refuse position delete files whose data files were replaced by other commits."""
@@ -589,8 +589,8 @@ class SnapshotUpdate:
         if from_snapshot_id is not None:
             WHOLE.check(f"{location}: from_snapshot_id", from_snapshot_id)
             if self._changes.from_snapshot_id not in (None, from_snapshot_id):
-                before = self._changes.from_snapshot_id
-                problem = f"from_snapshot_id is {from_snapshot_id} and was {before}: they must be equal"
+                earlier = self._changes.from_snapshot_id
+                problem = f"from_snapshot_id is {from_snapshot_id} and was {earlier}: they must be equal"
                 raise ValidationError(f"{location}: {problem}")
             self._changes.from_snapshot_id = from_snapshot_id
         self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes))
@@ -661,11 +661,11 @@ class SnapshotUpdate:
     def _check_sequence_number(self, number: object) -> None:
         """Raise ValidationError if the number exceeds the head's: later equality deletes must have higher numbers."""
         metadata, head = self._changes.started.metadata, self.head.snapshot
-        most = 0 if head is None else head.sequence_number or 0
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+        maximum = 0 if head is None else head.sequence_number or 0
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= maximum:
             raise ValidationError(
                 f"{metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
-                f"from 0 to {most}, the sequence number of the snapshot that was read"
+                f"from 0 to {maximum}, the sequence number of the snapshot that was read"
             )
 
     def _checked_specs(self, spec_ids: object) -> frozenset[int]:

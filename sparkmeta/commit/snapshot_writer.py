@@ -167,11 +167,11 @@ class ListWriter:
         order (semantics 9.7). Manifests without live files are dropped unless the commit has written them.
         """
         options = ListOptions.of(self.state.metadata)
-        new = self._new_manifests(added)
-        existing, replaced = self._without(removal.masks)
+        new_manifests = self._new_manifests(added)
+        existing, replaced = self._without_entries(removal.masks)
         listed = []
         for content in (_DATA, _DELETES):
-            rows = pa.concat_tables([_of_content(new, content), _of_content(existing, content)])
+            rows = pa.concat_tables([_of_content(new_manifests, content), _of_content(existing, content)])
             merged, count = self._merge(rows.filter(pc.or_(is_new(rows), may_be_live(rows))), options)
             listed.append(merged)
             replaced += count
@@ -188,37 +188,37 @@ class ListWriter:
                 self._of_rows = write_added(self.state, added.rows, self.names)
         return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
 
-    def _without(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
-        """Return the head's manifests and the number of replaced ones: manifests with removed entries are replaced."""
+    def _without_entries(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
+        """Replace manifests with removed entries. Return the head's manifests and the number of replaced ones."""
         listed = self.state.manifest_files
         if not removed:
             return listed, 0
         paths, row_ids = (listed.column(name).to_pylist() for name in ("manifest_path", "first_row_id"))
         keys = {
-            place: (path, row_ids[place], write_deletion_vector(removed[path]))
-            for place, path in enumerate(paths)
+            index: (path, row_ids[index], write_deletion_vector(removed[path]))
+            for index, path in enumerate(paths)
             if path in removed
         }
-        fresh = [place for place, key in keys.items() if key not in self._successors]
-        written = self._rewriter.without_entries(listed.take(pa.array(fresh, pa.int64())), removed)
-        self._successors |= {keys[place]: written.slice(row, 1) for row, place in enumerate(fresh)}
+        unwritten = [index for index, key in keys.items() if key not in self._successors]
+        new_manifests = self._rewriter.without_entries(listed.take(pa.array(unwritten, pa.int64())), removed)
+        self._successors |= {keys[index]: new_manifests.slice(row, 1) for row, index in enumerate(unwritten)}
         rows = [
-            self._successors[keys[place]] if place in keys else listed.slice(place, 1) for place in range(len(paths))
+            self._successors[keys[index]] if index in keys else listed.slice(index, 1) for index in range(len(paths))
         ]
         return pa.concat_tables(rows), len(keys)
 
     def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
         """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
         bins = merge_bins(manifests, options)
-        groups = {each.places: manifests.take(pa.array(each.places, pa.int64())) for each in bins if each.is_merged}
+        groups = {pack.indices: manifests.take(pa.array(pack.indices, pa.int64())) for pack in bins if pack.is_merged}
         # Keys include first row ids: entries inherit them, and another commit may have assigned others.
         keys = {places: tuple(_sources(group)) for places, group in groups.items()}
-        fresh = [places for places in groups if keys[places] not in self._merged]
-        written = self._rewriter.merged([groups[places] for places in fresh])
-        self._merged |= {keys[places]: written.slice(row, 1) for row, places in enumerate(fresh)}
+        unwritten = [places for places in groups if keys[places] not in self._merged]
+        new_manifests = self._rewriter.merged([groups[places] for places in unwritten])
+        self._merged |= {keys[places]: new_manifests.slice(row, 1) for row, places in enumerate(unwritten)}
         rows = [
-            self._merged[keys[each.places]] if each.is_merged else manifests.take(pa.array(each.places, pa.int64()))
-            for each in bins
+            self._merged[keys[pack.indices]] if pack.is_merged else manifests.take(pa.array(pack.indices, pa.int64()))
+            for pack in bins
         ]
         replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
         return pa.concat_tables([manifests.slice(0, 0), *rows]), replaced
@@ -322,8 +322,8 @@ class TreeWriter:
         masks = {owner: root.manifest_dv_of.get(owner) for owner in owners}
         if self.masks is None:
             self.masks = masks
-        changed = {owner for owner in owners if not same_manifest_dv(self.masks[owner], masks[owner])}
-        return without_owners(leaves, changed.union(removal.masks))
+        changed_owners = {owner for owner in owners if not same_manifest_dv(self.masks[owner], masks[owner])}
+        return without_owners(leaves, changed_owners.union(removal.masks))
 
     def _compacted(self, change: TreeChange, options: TreeOptions) -> Rebased | None:
         """Return the compaction that the table's properties request, of leaves that the change does not touch."""
@@ -334,13 +334,13 @@ class TreeWriter:
             compaction = CompactionOptions(max_entries=options.compact_entries)
             scope = scope_of(state, root, compaction, change.masks)
             self.compacted = rewrite(state, scope, choose_merges(scope), self.names.file("compact"))
-            self.names.written.update(*(each.new_leaves.column("location").to_pylist() for each in self.compacted))
+            self.names.written.update(*(group.new_leaves.column("location").to_pylist() for group in self.compacted))
         if not self.compacted:
             return None
         return rebase(state, root, self.compacted, blob_loader(state), change.masks)
 
 
 def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> LeafCounts:
-    new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    carried = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
-    return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(new, carried))
+    created = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
+    kept = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
+    return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(created, kept))

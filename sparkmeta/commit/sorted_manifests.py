@@ -217,7 +217,8 @@ class SortedManifests:
 
         Args:
             units: units of work of `cut_units`.
-            cut_units: takes the last keys of the ranges and units, and returns entries as rows of `RANGE_SCHEMA`.
+            cut_units: called with the last keys of the ranges and with units; returns entries as rows of
+                `RANGE_SCHEMA`.
             keys: keys of entries, as `key_table`. They are sampled if there are several ranges.
             count: the approximate number of `keys`.
             ranges: the number of ranges.
@@ -266,14 +267,14 @@ def range_count(entries: int, columns: int, target_bytes: int) -> int:
 def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
     """Return the sort keys of entries: partition values `k0`, `k1`, ..., sequence number and original position."""
     tuples = entries.column(PARTITION) if keys else None
-    columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
+    columns = {f"k{index}": pc.struct_field(tuples, [str(key)]) for index, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
     return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})
 
 
 def key_columns(entries: DataFrame, keys: Sequence[int]) -> DataFrame:
     """Return the sort keys of entries, as `key_table`."""
-    columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(keys)]
+    columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{index}") for index, key in enumerate(keys)]
     number = F.col("version_info.sequence_number").alias("sequence_number")
     return entries.select(*columns, number, MANIFEST, ORDINAL)
 
@@ -284,7 +285,7 @@ def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
     Args:
         partition: partition field id -> type name.
     """
-    fields = [pa.field(f"k{place}", bound_arrow_type(partition[key])) for place, key in enumerate(keys)]
+    fields = [pa.field(f"k{index}", bound_arrow_type(partition[key])) for index, key in enumerate(keys)]
     numbers = [pa.field("sequence_number", pa.int64()), pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())]
     return pa.schema([*fields, *numbers])
 

@@ -18,26 +18,26 @@ PartitionKey = tuple[int, tuple[tuple[int, Any], ...]]
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of files of one kind, their records and their bytes. For deletion vectors, the bytes of the blobs."""
+    """The number of files of one kind, and their records and bytes. The bytes of a deletion vector are its blob's."""
 
     files: int = 0
     records: int = 0
     size: int = 0
 
     def plus(self, other: KindCount) -> KindCount:
-        """Return the sum of both."""
+        """Return the sum of these counts and the other counts."""
         return KindCount(self.files + other.files, self.records + other.records, self.size + other.size)
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of files by kind, and their partitions. The partitions are None if there are too many files to tell."""
+    """Counts of files by kind, and the files' partitions; None if there are too many files to collect them."""
 
     counts: Mapping[FileKind, KindCount] = field(default_factory=dict)
     partitions: frozenset[PartitionKey] | None = frozenset()
 
     def plus(self, other: Tally) -> Tally:
-        """Return the sum of both."""
+        """Return the sum of these counts and the other counts."""
         counts = sums_by_kind([*self.counts.items(), *other.counts.items()])
         unknown = self.partitions is None or other.partitions is None
         return Tally(counts, None if unknown else (self.partitions or frozenset()) | (other.partitions or frozenset()))

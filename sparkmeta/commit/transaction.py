@@ -58,7 +58,7 @@ class _MetadataStep:
         except CommitFailedException as error:
             raise CommitConflictError(f"{state.metadata.location}: {error}") from error
         metadata = state.metadata
-        updates = [each.completed(metadata) if isinstance(each, RefUpdate) else each for each in self.updates]
+        updates = [update.completed(metadata) if isinstance(update, RefUpdate) else update for update in self.updates]
         return update_table_metadata(metadata, updates)
 
 
@@ -85,8 +85,8 @@ class Transaction(Generic[TableT]):
 
     def __repr__(self) -> str:
         steps = ", ".join(type(step).__name__.strip("_") for step in self._steps) or "no steps"
-        done = "" if self._done is None else ", committed"
-        return f"{type(self).__name__}({self.table.full_name}: {steps}{done})"
+        suffix = "" if self._done is None else ", committed"
+        return f"{type(self).__name__}({self.table.full_name}: {steps}{suffix})"
 
     # -- Changes ------------------------------------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class Transaction(Generic[TableT]):
     def _set_ref_snapshot(
         self, snapshot_id: int, ref_name: str, **fields: Any
     ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-        known = self.table_metadata.refs.get(ref_name)
+        ref = self.table_metadata.refs.get(ref_name)
         update = RefUpdate.model_validate({"ref-name": ref_name, "snapshot-id": snapshot_id, **fields})
-        requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
+        requirement = {"ref": ref_name, "snapshot-id": ref.snapshot_id if ref else None}
         return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 
     # -- The end ----------------------------------------------------------------------------------------------------

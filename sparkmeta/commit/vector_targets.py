@@ -117,7 +117,7 @@ def refuse_lost_positions(state: TableState, dvs: Relation, data: Relation, mani
 
 
 def _few_units(attached: pa.Table, dvs: pa.Table) -> pa.Table:
-    """Return the position delete files of data files, each with the new deletion vectors of these."""
+    """Return one row for each position delete file, with the new deletion vectors of the data files that it covers."""
     columns = {**_VECTOR, "record_count": _VECTOR["records"], "data_path": "referenced_file"}
     vectors = evaluate.select(dvs, [sql.col(path).alias(name) for name, path in columns.items()])
     by_path = {row["data_path"]: row for row in vectors.to_pylist()}
@@ -126,7 +126,10 @@ def _few_units(attached: pa.Table, dvs: pa.Table) -> pa.Table:
         for delete in deletes if path in by_path else ():
             if delete["file_format"].upper() != "PUFFIN":
                 units.setdefault((delete["file_path"], delete["file_format"]), []).append(by_path[path])
-    rows = [{"location": key[0], "file_format": key[1], "vectors": each} for key, each in units.items()]
+    rows = [
+        {"location": key[0], "file_format": key[1], "vectors": vectors_of_file}
+        for key, vectors_of_file in units.items()
+    ]
     return pa.Table.from_pylist(rows)
 
 
@@ -134,12 +137,12 @@ def _lost_by_tasks(state: TableState, attached: DataFrame, dvs: DataFrame) -> Da
     """Return rows of `_LOST_SCHEMA`, found by tasks."""
     assert state.access.tasks is not None
     pairs = attached.select(F.col("location").alias("data_path"), F.explode(DELETES).alias("delete"))
-    place = F.col("deletion_vector")
+    blob = F.col("deletion_vector")
     vectors = dvs.select(
         F.col("referenced_file").alias("data_path"),
         F.struct(
-            F.col("referenced_file").alias("data_path"), "location", place["offset"].alias("offset"),
-            place["size_in_bytes"].alias("size"), "record_count",
+            F.col("referenced_file").alias("data_path"), "location", blob["offset"].alias("offset"),
+            blob["size_in_bytes"].alias("size"), "record_count",
         ).alias("vector"),
     )  # fmt: skip
     of_files = pairs.where(F.upper("delete.file_format") != "PUFFIN").join(vectors, "data_path")
@@ -161,10 +164,10 @@ def _lost_positions(
             path = vector["data_path"]
             if path not in positions:
                 continue
-            new = stored_vector(reader, *(vector[name] for name in ("location", "offset", "size", "record_count")))
-            first = next(positions[path].difference(new).positions(), np.empty(0, np.int64))
-            if len(first):
-                lost.append({"data_path": path, "position": int(first[0]), "delete_path": unit["location"]})
+            bitmap = stored_vector(reader, *(vector[name] for name in ("location", "offset", "size", "record_count")))
+            first_lost = next(positions[path].difference(bitmap).positions(), np.empty(0, np.int64))
+            if len(first_lost):
+                lost.append({"data_path": path, "position": int(first_lost[0]), "delete_path": unit["location"]})
         yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
 
 
@@ -219,11 +222,13 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
         data_leaves = live_leaves(state, ContentType.DATA_MANIFEST)
         current = where(live_entries(state, data_leaves), is_kind(ContentType.DATA))
     live = without(current, removal, state)
-    placed = computed(_placed(state, dvs, union(live, _new_data(state, added, dvs, live))))
+    placed = computed(_beside_data_files(state, dvs, union(live, _new_data(state, added, dvs, live))))
     _check_targets(state, placed, current)
-    is_live = where(placed, sql.col(f"target_{MANIFEST}").isNotNull())
+    with_live_target = where(placed, sql.col(f"target_{MANIFEST}").isNotNull())
     partition = {PARTITION: PARTITION} if state.types.partition_fields else {}
-    targets = select(is_live, {"location": "data_path", MANIFEST: f"target_{MANIFEST}", _SPEC: "spec_id", **partition})
+    targets = select(
+        with_live_target, {"location": "data_path", MANIFEST: f"target_{MANIFEST}", _SPEC: "spec_id", **partition}
+    )
     leaves = delete_leaves(state, targets)
     deletes = computed(deletes_of(state, targets, leaves, searches))
     _check_replaced(state, placed, where(deletes, has_offset()))
@@ -257,28 +262,28 @@ def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation)
     data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
     if not isinstance(dvs, pa.Table):
         return data.frame(state) if data.count else nothing(live)
-    rest = matching(dvs, live, {"referenced_file": "location"}, absent=True)
-    if first(rest) is None or not data.count:
+    without_data = matching(dvs, live, {"referenced_file": "location"}, absent=True)
+    if first(without_data) is None or not data.count:
         return nothing(live)
     files = data.relation(state)
     if isinstance(files, pa.Table):
-        return matching(files, rest, {"location": "referenced_file"})
-    paths = F.broadcast(local_frame(state.spark, select(rest, {"referenced_file": "referenced_file"})))
+        return matching(files, without_data, {"location": "referenced_file"})
+    paths = F.broadcast(local_frame(state.spark, select(without_data, {"referenced_file": "referenced_file"})))
     files_of_vectors = matching(files, paths, {"location": "referenced_file"})
     schema = state.projection(SEARCH_COLUMNS).schema
     return files_of_vectors.select(*schema.names).toArrow().cast(schema)
 
 
-def _placed(state: TableState, dvs: Relation, data: Relation) -> Relation:
-    """Return deletion vectors, each beside its data file."""
+def _beside_data_files(state: TableState, dvs: Relation, data: Relation) -> Relation:
+    """Join deletion vectors with their data files."""
     has_tuples = bool(state.types.partition_fields)
     vector = {"data_path": "referenced_file", "spec_id": _SPEC, "key": "key", **_vector("new")}
     target = {name: name for name in ("key", "location", MANIFEST, "record_count", _SPEC)}
     if has_tuples:
         vector, target = vector | {PARTITION: PARTITION}, target | {PARTITION: PARTITION}
     target = {f"target_{name}": path for name, path in target.items()}
-    left, right = (with_partition_key(entries, "key", state) for entries in (dvs, data))
-    return beside(select(left, vector), select(right, target), "data_path", "target_location")
+    vectors, data_files = (with_partition_key(entries, "key", state) for entries in (dvs, data))
+    return beside(select(vectors, vector), select(data_files, target), "data_path", "target_location")
 
 
 def _vector(age: str) -> dict[str, str]:
@@ -295,8 +300,8 @@ def _check_targets(state: TableState, placed: Relation, current: Relation) -> No
         current: the live data files before the commit.
     """
     table = state.metadata.location
-    if twice := repeated(placed, ["data_path"]):
-        raise ValidationError(f"{table}: {twice['data_path']} gets two deletion vectors in one commit")
+    if duplicate := repeated(placed, ["data_path"]):
+        raise ValidationError(f"{table}: {duplicate['data_path']} gets two deletion vectors in one commit")
     if lost := first(placed, sql.col("target_location").isNull()):
         path = lost["data_path"]
         if first(current, sql.col("location") == path):
@@ -321,11 +326,11 @@ def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any] |
     return "/".join(f"{field.name}={(values or {}).get(str(field.field_id))!r}" for field in fields) or "no partition"
 
 
-def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
+def _check_replaced(state: TableState, placed: Relation, old_vectors: Relation) -> None:
     """Raise ValidationError for a deletion vector that lacks a position of the deletion vector that it replaces."""
-    new = select(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
-    replaced = select(old, _vector("old") | {"data_path": "referenced_file"})
-    pairs = computed(beside(replaced, new, "data_path", "new_path"))
+    new_vectors = select(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
+    replaced_vectors = select(old_vectors, _vector("old") | {"data_path": "referenced_file"})
+    pairs = computed(beside(replaced_vectors, new_vectors, "data_path", "new_path"))
     table = state.metadata.location
     if fewer := first(pairs, sql.col("new_records") < sql.col("old_records")):
         raise ValidationError(
@@ -356,9 +361,9 @@ def _lost_vector_positions(files: ExecutorReader | Files, pairs: Iterable[pa.Rec
                 old = _bitmap(files, pair, "old")
             except (NotFoundError, CorruptFileError):  # readers can't read its positions either
                 continue
-            positions = next(old.difference(new).positions(), np.empty(0, np.int64))
-            if len(positions):
-                lost.append({"data_path": pair["data_path"], "position": int(positions[0])})
+            first_lost = next(old.difference(new).positions(), np.empty(0, np.int64))
+            if len(first_lost):
+                lost.append({"data_path": pair["data_path"], "position": int(first_lost[0])})
         yield pa.RecordBatch.from_pylist(lost, schema=_LOST_VECTOR_SCHEMA)
 
 

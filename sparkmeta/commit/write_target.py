@@ -1,4 +1,4 @@
-"""Where the snapshot of a write goes: to a branch, or beside all branches until it is published.
+"""The target of a write: a branch, or a staged snapshot that is on no branch until it is published.
 
 A session writes to tables with the property `write.wap.enabled` (write, audit, publish) as Iceberg's Spark writer does:
 with `spark.wap.branch`, it writes to this branch and reads it; with `spark.wap.id`, it stages a snapshot with this id.

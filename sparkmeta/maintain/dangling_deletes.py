@@ -89,8 +89,8 @@ def _applies(state: TableState) -> Sql:
 
 
 def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
-    """Return delete entries of `ENTRY_COLUMNS` as rows of `inspect.delete_files`, with the places of the entries."""
-    place = sql.col("deletion_vector")
+    """Return delete entries of `ENTRY_COLUMNS` as rows of `inspect.delete_files`, with their manifest and position."""
+    blob = sql.col("deletion_vector")
     columns = {
         "content": sql.col("content_type"),
         "file_path": sql.col("location"),
@@ -101,8 +101,8 @@ def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
         "file_size_in_bytes": sql.col("file_size_in_bytes"),
         "equality_ids": sql.col("equality_ids"),
         "referenced_data_file": sql.col("referenced_file"),
-        "content_offset": place["offset"],
-        "content_size_in_bytes": place["size_in_bytes"],
+        "content_offset": blob["offset"],
+        "content_size_in_bytes": blob["size_in_bytes"],
         "data_sequence_number": sql.col(SEQUENCE),
         "manifest_path": manifest_path(state.delete_manifests, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
@@ -120,7 +120,7 @@ class DanglingDeletesSummary(SnapshotPlanSummary):
     Attributes:
         manifests: the number of manifests and roots that list the deletes.
         records: the number of deletes in the files.
-        bytes: the bytes of the files. For deletion vectors, it counts the blobs.
+        bytes: the bytes of the files, or of the blobs of deletion vectors.
     """
 
     manifests: int
@@ -168,8 +168,8 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     def files(self) -> DataFrame:
         """Return a row for each dangling delete, with columns of `inspect.delete_files`.
 
-        It also has data_sequence_number, manifest_path and manifest_pos. The result is lazy, except that the driver
-        reads small manifests.
+        Further columns are data_sequence_number, manifest_path and manifest_pos. The result is lazy, except that the
+        driver reads small manifests.
         """
         return public_rows(self._entries, self._state)
 
@@ -214,10 +214,10 @@ class _DanglingStep(RewriteStep):
         if not (removal.masks or removal.keys):
             raise rewritten_by_others(head)
         if base is not None and base.root is not None:
-            new = NewSnapshot(state, base, self.branch, self.names)
+            new_snapshot = NewSnapshot(state, base, self.branch, self.names)
             counts = LeafCounts(kept=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
-            return new.commit(change, self.summary(head, counts, removed=removal.tally))
+            return new_snapshot.commit(change, self.summary(head, counts, removed=removal.tally))
         listed = head.manifest_files
         unchanged = without_manifests(listed, removal.masks.keys())
         manifests = ManifestRewriter(head, self.names).without_entries(listed, removal.masks)

@@ -99,7 +99,7 @@ class Head:
         """The Avro leaves that stay unchanged, as `MANIFEST_FILE_SCHEMA`."""
         listed = self.state.manifest_files
         rows = listed.filter(self.is_kept.slice(0, len(listed)))
-        place, sources = rows.schema.get_field_index("partitions"), self.tree.sources
+        index, sources = rows.schema.get_field_index("partitions"), self.tree.sources
         fields = {
             spec_id: [kind == ANY or field_id in dict(sources[spec_id]) for field_id, kind in spec_fields]
             for spec_id, spec_fields in self.state.types.spec_fields.items()
@@ -107,10 +107,10 @@ class Head:
         summaries = [
             summary if _is_known(summary, fields[spec_id]) else None
             for summary, spec_id in zip(
-                rows.column(place).to_pylist(), rows.column("partition_spec_id").to_pylist(), strict=True
+                rows.column(index).to_pylist(), rows.column("partition_spec_id").to_pylist(), strict=True
             )
         ]
-        return rows.set_column(place, rows.schema.field(place), pa.array(summaries, rows.schema.field(place).type))
+        return rows.set_column(index, rows.schema.field(index), pa.array(summaries, rows.schema.field(index).type))
 
     @cached_property
     def rewritten(self) -> dict[LeafKey, int]:
@@ -164,14 +164,14 @@ def table_heads(state: TableState) -> tuple[Head, ...]:
 def leaf_groups(heads: Sequence[Head]) -> list[LeafGroup]:
     """Return the leaves to write, grouped by the heads that have them."""
     holders: dict[LeafKey, list[int]] = {}
-    for place, head in enumerate(heads):
+    for index, head in enumerate(heads):
         for key in head.rewritten:
-            holders.setdefault(key, []).append(place)
+            holders.setdefault(key, []).append(index)
     keys: dict[tuple[int, ...], set[LeafKey]] = {}
-    for key, places in holders.items():
-        keys.setdefault(tuple(places), set()).add(key)
+    for key, indices in holders.items():
+        keys.setdefault(tuple(indices), set()).add(key)
     return [
-        LeafGroup(tuple(heads[place] for place in places), frozenset(of_heads)) for places, of_heads in keys.items()
+        LeafGroup(tuple(heads[index] for index in indices), frozenset(of_heads)) for indices, of_heads in keys.items()
     ]
 
 
@@ -293,8 +293,8 @@ class HeadSummary:
     """A snapshot with a tree that gets a manifest list.
 
     Attributes:
-        refs: its branches and tags.
-        live_files: its data files, delete files and deletion vectors.
+        refs: the branches and tags that refer to the snapshot.
+        live_files: the number of data files, delete files and deletion vectors; None if it is unknown.
         manifests_kept: Avro manifests that the manifest list names unchanged.
         leaves_written: leaves, including the root, whose entries are written to Avro manifests.
         keeps_parent: whether the snapshot keeps its operation and parent.
@@ -309,11 +309,11 @@ class HeadSummary:
 
     def __str__(self) -> str:
         files = "an unknown number of" if self.live_files is None else self.live_files
-        lost = "; the snapshot becomes a `replace` snapshot without a parent: incremental reads across it fail"
-        changed = "" if self.keeps_parent else lost
+        loss = "; the snapshot becomes a `replace` snapshot without a parent: incremental reads across it fail"
+        suffix = "" if self.keeps_parent else loss
         return (
             f"{', '.join(self.refs)}: snapshot {self.snapshot_id} with {files} live files keeps "
-            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are rewritten{changed}"
+            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are rewritten{suffix}"
         )
 
 
@@ -324,9 +324,9 @@ class DowngradeSummary(PlanSummary):
     Attributes:
         snapshots: the number of snapshots that stay, including snapshots with a new manifest list.
         snapshots_removed: the ids of snapshots with a tree that no branch or tag refers to.
-        statistics_removed: the number of their statistics files.
+        statistics_removed: the number of statistics files of removed snapshots.
         properties_removed: names of table properties that only trees have.
-        leaves_written: leaves that are rewritten, including roots. Each is counted once for all heads.
+        leaves_written: the number of rewritten leaves, including roots. A leaf is counted once for all heads.
     """
 
     from_version: int
@@ -339,13 +339,15 @@ class DowngradeSummary(PlanSummary):
     heads: tuple[HeadSummary, ...]
 
     def __str__(self) -> str:
-        gone = len(self.snapshots_removed)
-        removed = f"{gone} snapshots with a tree and {self.statistics_removed} statistics files leave the table"
+        removed_count = len(self.snapshots_removed)
+        removed_text = (
+            f"{removed_count} snapshots with a tree and {self.statistics_removed} statistics files leave the table"
+        )
         properties = ", ".join(self.properties_removed)
         return "\n".join(
             [
                 f"{self.table}: format version {self.from_version} becomes {self.to_version}, with manifest lists",
-                f"  {removed}; {self.snapshots} snapshots stay",
+                f"  {removed_text}; {self.snapshots} snapshots stay",
                 *(f"  {head}" for head in self.heads),
                 *([f"  properties removed: {properties}"] if properties else []),
                 "No file is deleted; Iceberg's Java library reads and writes the table from then on",
@@ -376,15 +378,15 @@ class DowngradePlan(TablePlan[TableT]):
     def summary(self) -> DowngradeSummary:
         """Return the changes and losses, without a job. Reads the roots of branches and tags."""
         metadata = tree_metadata(self.table.metadata)
-        gone = {snapshot.snapshot_id for snapshot in tree_snapshots(metadata).others}
+        removed_ids = {snapshot.snapshot_id for snapshot in tree_snapshots(metadata).others}
         statistics = [*metadata.statistics, *metadata.partition_statistics]
         return DowngradeSummary(
             table=self.table.full_name,
             from_version=metadata.format_version,
             to_version=LIST_VERSION,
-            snapshots=len(metadata.snapshots) - len(gone),
-            snapshots_removed=tuple(sorted(gone)),
-            statistics_removed=sum(file.snapshot_id in gone for file in statistics),
+            snapshots=len(metadata.snapshots) - len(removed_ids),
+            snapshots_removed=tuple(sorted(removed_ids)),
+            statistics_removed=sum(file.snapshot_id in removed_ids for file in statistics),
             properties_removed=tuple(sorted(name for name in metadata.properties if name.startswith(TREE_PROPERTIES))),
             leaves_written=sum(len(group.keys) for group in leaf_groups(self._heads)),
             heads=tuple(map(_head_summary, self._heads)),
@@ -396,7 +398,7 @@ class DowngradePlan(TablePlan[TableT]):
 
 @dataclass
 class _DowngradeStep:
-    """Writes manifests once for each group of leaves. Each attempt writes manifest lists of them.
+    """Writes manifests once for each group of leaves. Each attempt writes manifest lists that name them.
 
     Attributes:
         planned_on: the metadata with the planned heads.
@@ -425,8 +427,8 @@ class _DowngradeStep:
         for head in heads:
             rows, row_id = with_row_ids(pa.concat_tables([*manifests[head.snapshot_id], head.kept]), row_id)
             lists[head.snapshot_id] = self._write_list(head, metadata, rows)
-        used = (rows.column("manifest_path").to_pylist() for tables in manifests.values() for rows in tables)
-        self.names.used = frozenset(lists.values()).union(*used)
+        manifest_paths = (rows.column("manifest_path").to_pylist() for tables in manifests.values() for rows in tables)
+        self.names.used = frozenset(lists.values()).union(*manifest_paths)
         return downgraded_metadata(metadata, lists, row_id, int(time.time() * 1000))
 
     def _written(self, group: LeafGroup) -> pa.Table:
@@ -477,11 +479,11 @@ def _planned(head: Head) -> pa.Table:
 def _head_summary(head: Head) -> HeadSummary:
     manifests, snapshot = head.state.manifests, head.state.snapshot
     assert snapshot is not None
-    live = live_count(manifests)
+    live_total = live_count(manifests)
     return HeadSummary(
         snapshot_id=head.snapshot_id,
         refs=head.refs,
-        live_files=None if live is None else live - (pc.sum(manifests.column(MASKED)).as_py() or 0),
+        live_files=None if live_total is None else live_total - (pc.sum(manifests.column(MASKED)).as_py() or 0),
         manifests_kept=len(head.kept),
         leaves_written=len(head.rewritten),
         keeps_parent=keeps_changes(snapshot),

@@ -127,14 +127,16 @@ class ExpirySummary(PlanSummary):
             return f"{self.table}: none of its {self.remaining} snapshots expires"
         refs = f" and {len(self.refs)} branches and tags ({', '.join(self.refs)})" if self.refs else ""
         unused = f"  {counted(self.schemas, 'schema')} and {counted(self.partition_specs, 'partition spec')} removed"
-        gone = f"  {self.missing} lists and manifests of expired snapshots are missing; the files that they list stay"
+        missing_text = (
+            f"  {self.missing} lists and manifests of expired snapshots are missing; the files that they list stay"
+        )
         return "\n".join(
             [
                 f"{self.table}: {self.snapshots} snapshots{refs} to expire, {self.remaining} snapshots stay",
                 f"  {sum(self.files.values())} files with {sum(self.bytes.values())} bytes are deleted",
                 *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
                 *([unused] if self.schemas or self.partition_specs else []),
-                *([gone] if self.missing else []),
+                *([missing_text] if self.missing else []),
             ]
         )
 
@@ -255,8 +257,8 @@ class ExpiryPlan(TablePlan[TableT]):
         planned, count = self._files, None
         # A REST catalog accepts the commit although the catalog has snapshots that the commit's base lacks.
         base, after = step.base.metadata, committed.metadata
-        added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
-        if added or base is not self.table.metadata:
+        has_added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
+        if has_added or base is not self.table.metadata:
             expired = choose_expired(base, self.rules)
             state = replace(step.base, metadata=with_removed(after, base))
             planned = _unreachable(state, expired, self.cleanup)
@@ -281,7 +283,7 @@ class _ExpiryStep:
 
     Attributes:
         base: the state that the last attempt was applied to.
-        changed: its metadata after that attempt.
+        changed: the metadata after that attempt.
     """
 
     rules: ExpiryRules
@@ -320,8 +322,8 @@ def to_millis(timestamp: datetime | int) -> int:
         return int(timestamp.timestamp() * 1000)
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         return timestamp
-    what = "a datetime with a time zone, or milliseconds since 1970"
-    raise ValidationError(f"older_than is {shown(timestamp)}: expected {what}")
+    expected = "a datetime with a time zone, or milliseconds since 1970"
+    raise ValidationError(f"older_than is {shown(timestamp)}: expected {expected}")
 
 
 def plan_expiry(table: TableT, options: ExpiryOptions) -> ExpiryPlan[TableT]:

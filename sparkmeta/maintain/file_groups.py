@@ -77,10 +77,10 @@ class FileSizes:
         """Return the number of files of about the target size for some bytes, as Iceberg's action computes it."""
         if size < self.target:
             return 1
-        whole, rest = divmod(size, self.target)
-        if not rest or (rest <= self.least and size / whole < min(1.1 * self.target, self.written)):
-            return whole
-        return whole + 1
+        full_files, remainder = divmod(size, self.target)
+        if not remainder or (remainder <= self.least and size / full_files < min(1.1 * self.target, self.written)):
+            return full_files
+        return full_files + 1
 
 
 # -- The options of a rewrite of data files ---------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class DataRewriteOptions(BranchOptions):
         """
         self.check()
         if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
-            known = ", ".join(map(str, sorted(metadata.specs())))
-            problem = f"the table has the partition specs {known}"
+            spec_ids = ", ".join(map(str, sorted(metadata.specs())))
+            problem = f"the table has the partition specs {spec_ids}"
             raise ValidationError(f"output_spec_id is {self.output_spec_id}: {problem}")
         self.sizes(metadata)
 
@@ -209,9 +209,9 @@ class DataRewriteOptions(BranchOptions):
 
 
 NUMBER: Final = "number"
-"""The column with a chosen group's place in the order of the rewrite."""
+"""The column with a chosen group's index in the order of the rewrite."""
 
-PLACE: Final = ("manifest_number", "manifest_pos")
+PLAN_ORDER: Final = ("manifest_number", "manifest_pos")
 """The columns that order files as plans of Iceberg do."""
 
 _GROUP: Final = "group"
@@ -246,13 +246,13 @@ class FileGroups:
     def plan(self) -> RowPlan:
         """The plan of all data files that may match the filter, with their deletes."""
         scan = replace(ScanFilter.of(self.state, self.options.row_filter), reads_all_rows=True)
-        return plan_rows(choose(prune_manifests(scan)), sql.col("manifest").alias(PLACE[0]))
+        return plan_rows(choose(prune_manifests(scan)), sql.col("manifest").alias(PLAN_ORDER[0]))
 
     @property
     def output_spec(self) -> int:
         """The partition spec of new files."""
-        chosen = self.options.output_spec_id
-        return self.state.metadata.default_spec_id if chosen is None else chosen
+        spec_id = self.options.output_spec_id
+        return self.state.metadata.default_spec_id if spec_id is None else spec_id
 
     @cached_property
     def _packed(self) -> DataFrame:
@@ -260,18 +260,18 @@ class FileGroups:
         keys = self._keys
         frame = self._improvable
         if keys:
-            names = [_KEY.format(place) for place in range(len(keys))]
+            names = [_KEY.format(index) for index in range(len(keys))]
             frame = frame.selectExpr("*", *(f"{key} AS {name}" for name, key in zip(names, keys, strict=True)))
             # A shuffle of few files takes longer than their work.
             is_small = isinstance(self.plan.rows, pa.Table)
             shuffled = frame.coalesce(1) if is_small else frame.repartition(*names)
-            placed = shuffled.sortWithinPartitions(*names, *PLACE)
+            ordered = shuffled.sortWithinPartitions(*names, *PLAN_ORDER)
         else:
             names = []
-            placed = frame.coalesce(1).sortWithinPartitions(*PLACE)
-        row_type = StructType([*placed.schema.fields]).add(_GROUP, LongType())
+            ordered = frame.coalesce(1).sortWithinPartitions(*PLAN_ORDER)
+        row_type = StructType([*ordered.schema.fields]).add(_GROUP, LongType())
         packing = Packing(tuple(names), self.options.max_file_group_size_bytes, self.options.max_file_group_input_files)
-        return materialize(map_arrow(placed, packing, row_type).drop(*names))
+        return materialize(map_arrow(ordered, packing, row_type).drop(*names))
 
     @property
     def _improvable(self) -> DataFrame:
@@ -281,39 +281,39 @@ class FileGroups:
         frame = planned.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
         ratio = "least(deleted_records, record_count) / CAST(nullif(record_count, 0) AS DOUBLE)"
         frame = frame.selectExpr("*", f"{ratio} AS deleted_ratio")
-        many = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"
+        has_many_deletes = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"
         if options.delete_file_threshold is not None:
-            many += f" OR size(deletes) >= {options.delete_file_threshold}"
-        frame = frame.selectExpr("*", _LIVE_BYTES, f"{many} AS has_many_deletes")
+            has_many_deletes += f" OR size(deletes) >= {options.delete_file_threshold}"
+        frame = frame.selectExpr("*", _LIVE_BYTES, f"{has_many_deletes} AS has_many_deletes")
         if options.rewrite_all:
             return frame
-        sized = f"file_size_in_bytes < {sizes.least} OR file_size_in_bytes > {sizes.most}"
-        return frame.where(f"{sized} OR has_many_deletes")
+        is_unsuitable = f"file_size_in_bytes < {sizes.least} OR file_size_in_bytes > {sizes.most}"
+        return frame.where(f"{is_unsuitable} OR has_many_deletes")
 
     @property
     def _keys(self) -> list[str]:
         """The columns of the partition key. They are null for files of other specs and of the null partition."""
         spec = self.state.metadata.spec()
-        known = self.state.types.partition_fields
-        ids = [field.field_id for field in spec.fields if field.field_id in known]
+        partition_fields = self.state.types.partition_fields
+        ids = [field.field_id for field in spec.fields if field.field_id in partition_fields]
         return [f"IF(spec_id = {spec.spec_id}, {PARTITION_KEY}.p{field_id}, NULL)" for field_id in ids]
 
     @cached_property
     def groups(self) -> pa.Table:
         """The groups that are worth a rewrite, in the order of the rewrite. Runs jobs.
 
-        Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (how many files they become), stays
+        Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (the number of new files), stays
         (whether tasks can write the rows to files of the same partition and spec).
         """
-        chosen, _ = self._chosen
+        table, _ = self._chosen
         order, _, direction = self.options.rewrite_job_order.partition("-")
         if direction:
             keys = [(order, f"{direction}ending"), (_GROUP, "ascending")]
-            chosen = chosen.take(pc.sort_indices(chosen, sort_keys=keys))
+            table = table.take(pc.sort_indices(table, sort_keys=keys))
         factor = self.options.compression_factor
-        outputs = [self.sizes.outputs(int(size * factor)) for size in chosen.column("live_bytes").to_pylist()]
-        chosen = chosen.append_column("outputs", pa.array(outputs, pa.int64()))
-        return chosen.append_column(NUMBER, pa.array(range(len(chosen)), pa.int64()))
+        outputs = [self.sizes.outputs(int(size * factor)) for size in table.column("live_bytes").to_pylist()]
+        table = table.append_column("outputs", pa.array(outputs, pa.int64()))
+        return table.append_column(NUMBER, pa.array(range(len(table)), pa.int64()))
 
     @cached_property
     def _chosen(self) -> tuple[pa.Table, DataFrame]:
@@ -322,26 +322,28 @@ class FileGroups:
         groups = self._figures(packed)
         if not self.options.rewrite_all:
             groups = groups.where(self._is_worth_it)
-        chosen = groups.toArrow().sort_by(_GROUP)
-        most = self.options.max_files_to_rewrite
-        if most is None or not len(chosen):
-            return chosen, packed
-        until = pc.cumulative_sum(chosen.column("files"))
-        before = pc.subtract(until, chosen.column("files"))
-        chosen = chosen.filter(pc.less(before, most))
-        left = most - before[len(chosen) - 1].as_py()
-        if chosen.column("files")[-1].as_py() <= left:
-            return chosen, packed
-        is_last = F.col(_GROUP) == chosen.column(_GROUP)[-1].as_py()
-        cut = packed.where(is_last).orderBy(*PLACE).limit(left)
-        last = self._figures(cut).toArrow().cast(chosen.schema)
-        return pa.concat_tables([chosen.slice(0, len(chosen) - 1), last]), packed.where(~is_last).union(cut)
+        chosen_groups = groups.toArrow().sort_by(_GROUP)
+        limit = self.options.max_files_to_rewrite
+        if limit is None or not len(chosen_groups):
+            return chosen_groups, packed
+        until = pc.cumulative_sum(chosen_groups.column("files"))
+        before = pc.subtract(until, chosen_groups.column("files"))
+        chosen_groups = chosen_groups.filter(pc.less(before, limit))
+        remaining = limit - before[len(chosen_groups) - 1].as_py()
+        if chosen_groups.column("files")[-1].as_py() <= remaining:
+            return chosen_groups, packed
+        is_last = F.col(_GROUP) == chosen_groups.column(_GROUP)[-1].as_py()
+        cut = packed.where(is_last).orderBy(*PLAN_ORDER).limit(remaining)
+        last_group = self._figures(cut).toArrow().cast(chosen_groups.schema)
+        return pa.concat_tables([chosen_groups.slice(0, len(chosen_groups) - 1), last_group]), packed.where(
+            ~is_last
+        ).union(cut)
 
     def _figures(self, packed: DataFrame) -> DataFrame:
         is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
-        shown = {field.field_id for field in self.state.types.partition_type.fields}
+        public_fields = {field.field_id for field in self.state.types.partition_type.fields}
         if self.state.access.tasks is None or any(
-            field.field_id not in shown for field in self.state.metadata.spec().fields
+            field.field_id not in public_fields for field in self.state.metadata.spec().fields
         ):
             is_other = "true"
         return packed.groupBy(_GROUP).agg(
@@ -356,14 +358,14 @@ class FileGroups:
 
     @property
     def _is_worth_it(self) -> str:
-        several = f"files > 1 AND (files >= {self.options.min_input_files} OR bytes > {self.sizes.target})"
-        return f"{several} OR bytes > {self.sizes.most} OR has_many_deletes"
+        has_several_files = f"files > 1 AND (files >= {self.options.min_input_files} OR bytes > {self.sizes.target})"
+        return f"{has_several_files} OR bytes > {self.sizes.most} OR has_many_deletes"
 
     def files(self, start: int = 0, end: int | None = None) -> DataFrame:
         """Return the files of the chosen groups from one `NUMBER` to before another.
 
-        The columns are: the columns of `plan_files`, `PLACE`, `NUMBER`, deleted_records, live_bytes, is_dead, and for
-        the group outputs, stays and group_bytes (the live bytes of its files).
+        Columns: the columns of `plan_files`, `PLAN_ORDER`, `NUMBER`, deleted_records, live_bytes, is_dead; and for the
+        group, outputs, stays and group_bytes (the live bytes of its files).
         """
         names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
         table = self.groups.select(names).slice(start, None if end is None else end - start)

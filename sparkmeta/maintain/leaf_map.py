@@ -27,8 +27,8 @@ class LeafBar:
     """A leaf on the map.
 
     Attributes:
-        start: its start in the order, from 0 to 1.
-        end: its end in the order, from 0 to 1.
+        start: the start of the leaf in the order, from 0 to 1.
+        end: the end of the leaf in the order, from 0 to 1.
         row: the row of the map that has the bar.
     """
 
@@ -60,8 +60,8 @@ class LeafMap:
         """The map as an SVG document. Leaves without masked entries are green; masked entries turn them orange."""
         rows = max((bar.row for bar in self.bars), default=0) + 1
         height = 2 * _MARGIN + 24 + rows * (_BAR + 2)
-        shown = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
-        text = f"{self.title}: {self.leaves} leaves{shown}, each overlaps {self.overlaps:.1f} others"
+        drawn_text = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
+        text = f"{self.title}: {self.leaves} leaves{drawn_text}, each overlaps {self.overlaps:.1f} others"
         parts = [
             draw_svg.rect(0, 0, _WIDTH, height, fill="#ffffff"),
             draw_svg.text(_MARGIN, _MARGIN + 8, text, fill=_INK),

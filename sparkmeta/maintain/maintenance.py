@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Maintenance(Generic[TableT]):
-    """The maintenance operations of a table. Each returns a plan, and nothing changes before its `commit()`.
+    """The maintenance operations of a table. Each operation returns a plan; nothing changes before its `commit()`.
 
     The arguments of a method are the fields of its class of options. `help` describes them, and the command line and
     the jobs have them as options.
@@ -210,7 +210,7 @@ class Maintenance(Generic[TableT]):
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Map the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.
 
-        The result has `.svg` and `.save(path)`.
+        The result has the property `svg` and the method `save(path)`.
 
         Args:
             cluster_by: see `compact_manifests`.

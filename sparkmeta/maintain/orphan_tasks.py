@@ -88,8 +88,10 @@ class Folder:
 
     def key_of(self, path: Column) -> Column:
         """Return the path of locations without scheme and authority, in the form of `storage.location.path_of`."""
-        rest = F.substr(path, F.lit(len(self._beginning)))
-        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), rest)).otherwise(path_key(path))
+        path_inside = F.substr(path, F.lit(len(self._beginning)))
+        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), path_inside)).otherwise(
+            path_key(path)
+        )
 
     def has_prefix_of(self, path: Column, *, or_none: bool) -> Column:
         """Return whether locations have the folder's scheme and authority, ignoring case.
@@ -112,9 +114,9 @@ class Folder:
 
     def _is_plain(self, path: Column) -> Column:
         """Return whether locations begin with the exact text of the folder, and need no further comparison."""
-        rest = F.substr(path, F.lit(len(self._beginning)))
-        odd = rest.contains("//") | rest.contains("/.") | rest.endswith("/")
-        return path.startswith(self._beginning) & ~odd
+        path_inside = F.substr(path, F.lit(len(self._beginning)))
+        is_irregular = path_inside.contains("//") | path_inside.contains("/.") | path_inside.endswith("/")
+        return path.startswith(self._beginning) & ~is_irregular
 
 
 def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
@@ -128,10 +130,10 @@ def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
         ValidationError: a name is empty.
     """
     equal: dict[str, str] = {}
-    for several, name in (names or {}).items():
-        parts = [part.strip().lower() for part in several.split(",")]
+    for name_list, name in (names or {}).items():
+        parts = [part.strip().lower() for part in name_list.split(",")]
         if not (all(parts) and name.strip()):
-            problem = f"{shown(several)}: {shown(name)}: expected names, as in 's3a,s3n': 's3'"
+            problem = f"{shown(name_list)}: {shown(name)}: expected names, as in 's3a,s3n': 's3'"
             raise ValidationError(f"{option} has {problem}")
         equal.update(dict.fromkeys(parts, name.strip().lower()))
     return equal
@@ -143,11 +145,11 @@ def prefix_of(path: Column) -> Column:
 
 
 def _equals(part: Column, name: str, equal: Mapping[str, str], or_none: bool) -> Column:
-    names = [each for each in equal if _resolved(each, equal) == _resolved(name, equal)]
-    same = F.lower(part).isin(sorted({name.lower(), _resolved(name, equal), *names}))
+    names = [other_name for other_name in equal if _resolved(other_name, equal) == _resolved(name, equal)]
+    is_same = F.lower(part).isin(sorted({name.lower(), _resolved(name, equal), *names}))
     if or_none:
-        return same | (part == "")
-    return same | (part == "") if name == _LOCAL else same
+        return is_same | (part == "")
+    return is_same | (part == "") if name == _LOCAL else is_same
 
 
 def _resolved(name: str, equal: Mapping[str, str]) -> str:
@@ -204,7 +206,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
     """Return the files of an inventory as `FILES`.
 
     Args:
-        inventory: has the columns file_path (string), last_modified (timestamp) and optionally size (bigint).
+        inventory: rows with the columns file_path (string), last_modified (timestamp) and optionally size (bigint).
 
     Raises:
         ValidationError: the inventory is not a DataFrame, or a column is missing or has another type.
@@ -225,7 +227,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
 
 
 def with_local_status(files: DataFrame) -> DataFrame:
-    """Return local files that still exist, with their lengths and times, which a listing leaves out.
+    """Return the local files that still exist, with the lengths and times that a listing leaves out.
 
     Args:
         files: `FILES`, and other columns.
@@ -269,11 +271,12 @@ class OtherTables(NamedTuple):
 
     Attributes:
         below: the folders of tables below the location: rows of `key`, a path with a slash at its end.
-        in_it: some metadata files of tables whose folder is the location or above it, or the table's own folder.
+        metadata_files: some metadata files of tables whose folder is the location, a folder above it, or the table's
+            own folder.
     """
 
     below: DataFrame
-    in_it: list[str]
+    metadata_files: list[str]
 
 
 def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: DataFrame) -> OtherTables:
@@ -308,8 +311,8 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     if table.metadata.table_uuid is not None:
         # Metadata of version 1 may have no uuid.
         is_other |= ~F.lower("table_uuid").eqNullSafe(str(table.metadata.table_uuid))
-    in_it = [row.path for row in uuids.where(is_other).limit(_NAMED_UUIDS).collect()]
-    return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), in_it)
+    metadata_files = [row.path for row in uuids.where(is_other).limit(_NAMED_UUIDS).collect()]
+    return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), metadata_files)
 
 
 def _refuse_copy(table: BaseTable, files: DataFrame) -> None:
@@ -372,8 +375,8 @@ class _UuidReader:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts = read_ahead(batch.to_pylist(), self._text, lambda _: _HEAD_BYTES)
-            read = [(row["path"], text) for row, text in texts if text is not None]
-            rows = [{"path": path, "table_uuid": _uuid(text)} for path, text in read if _is_metadata(text)]
+            texts_by_path = [(row["path"], text) for row, text in texts if text is not None]
+            rows = [{"path": path, "table_uuid": _uuid(text)} for path, text in texts_by_path if _is_metadata(text)]
             yield pa.RecordBatch.from_pylist(rows, schema=_UUIDS)
 
     def _text(self, row: Mapping[str, Any]) -> bytes | None:

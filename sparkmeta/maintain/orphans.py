@@ -116,7 +116,7 @@ class OrphanOptions(Options):
             raise ValidationError(f"older_than is {shown(self.older_than)}: {problem}; the option force permits it")
 
     def older_than_ms(self, now: int) -> int:
-        """Return the time that orphans were modified before, in milliseconds since 1970.
+        """Return the time before which orphans were modified, in milliseconds since 1970.
 
         Args:
             now: the current time. The default is relative to it.
@@ -133,11 +133,11 @@ _NAMED = 10
 
 @dataclass(frozen=True)
 class OrphanRules:
-    """Which files are orphans.
+    """The rules that decide which files are orphans.
 
     Attributes:
-        folder: the folder that contains them, with equal schemes and authorities.
-        older_than_ms: they were modified before this time, in milliseconds since 1970.
+        folder: the folder that contains orphans, with equal schemes and authorities.
+        older_than_ms: orphans were modified before this time, in milliseconds since 1970.
         mismatch: what to do about files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
         shared_location: whether the folder may be shared with another table.
     """
@@ -157,7 +157,7 @@ class OrphanSummary(PlanSummary):
         older_than: files that were modified at this time or later stay, whether anything needs them or not.
         listed: the number of files below the location, except hidden ones.
         files: content ("data", "metadata" or "unfinished write") -> the number of orphans.
-        bytes: content -> the orphans' bytes, as far as an inventory says.
+        bytes: content -> the orphans' bytes, as far as an inventory records them.
         elsewhere: the number of files that the table needs outside the location.
         mismatched: the number of old files that stay, since the table has them under another scheme or authority.
         other_tables: some folders of other tables below the location; their files stay.
@@ -182,14 +182,14 @@ class OrphanSummary(PlanSummary):
             f"  {self.elsewhere} files referenced by the table are outside this location, which was not searched"
         )
         mismatched = f"  {self.mismatched} files are kept: the table has them under another scheme or authority"
-        others = f"  files of other tables stay: {', '.join(self.other_tables)}"
+        other_tables_text = f"  files of other tables stay: {', '.join(self.other_tables)}"
         return "\n".join(
             [
                 f"{self.table}: below {self.location}, {total}; they are older than {self.older_than}",
                 *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
                 *([elsewhere] if self.elsewhere else []),
                 *([mismatched] if self.mismatched else []),
-                *([others] if self.other_tables else []),
+                *([other_tables_text] if self.other_tables else []),
             ]
         )
 
@@ -212,7 +212,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
     """A plan to delete orphans, carried out by `commit`. The table itself does not change.
 
     Attributes:
-        rules: which files are orphans.
+        rules: the rules that decide which files are orphans.
         inventory: the files below the location, instead of a listing.
     """
 
@@ -268,7 +268,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
     @cached_property
     def _summary(self) -> OrphanSummary:
         counts = count_files(_deletable(self._orphans.files))
-        others = self._other_tables.limit(_NAMED).collect()
+        other_folders = self._other_tables.limit(_NAMED).collect()
         return OrphanSummary(
             table=self.table.full_name,
             location=self.rules.folder.location,
@@ -278,7 +278,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
             bytes=counts.bytes,
             elsewhere=self._orphans.elsewhere,
             mismatched=self._orphans.files.where("is_mismatched").count() if self.rules.mismatch == IGNORE else 0,
-            other_tables=tuple(sorted(row.key for row in others)),
+            other_tables=tuple(sorted(row.key for row in other_folders)),
         )
 
     @cached_property
@@ -297,17 +297,17 @@ class OrphanPlan(Plan[TableT, Deletion]):
         may_hide = below.contains("/_") | below.contains("/.")
         listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))).select(*FILES, _hash()))
         if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
-            where = "" if self.inventory is None else " in the inventory"
-            raise NotFoundError(f"{folder.location}: there is no file below it{where}")
+            source = "" if self.inventory is None else " in the inventory"
+            raise NotFoundError(f"{folder.location}: there is no file below it{source}")
         return listed
 
     @cached_property
     def _other_tables(self) -> DataFrame:
         """The folders of other tables below the location: rows of `key`."""
-        others = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
+        other = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
         if not self.rules.shared_location:
-            refuse_shared(self.table, self.rules.folder.location, others.in_it)
-        return materialize(others.below)
+            refuse_shared(self.table, self.rules.folder.location, other.metadata_files)
+        return materialize(other.below)
 
     @cached_property
     def _orphans(self) -> _Orphans:
@@ -334,9 +334,9 @@ class OrphanPlan(Plan[TableT, Deletion]):
         if self._lacks_times:
             is_old |= F.col("newest").isNull()
         is_orphan = is_old & ~F.coalesce("has_prefix", F.lit(False))
-        chosen = materialize(by_hash.where(~F.col("is_below") | is_orphan))
+        chosen_hashes = materialize(by_hash.where(~F.col("is_below") | is_orphan))
         is_mismatched = F.lit(False) if self.rules.mismatch == DELETE else F.col("has_prefix").isNotNull()
-        rows = files.join(chosen.where("is_below"), "hash").withColumn("is_mismatched", is_mismatched)
+        rows = files.join(chosen_hashes.where("is_below"), "hash").withColumn("is_mismatched", is_mismatched)
         if self._lacks_times:
             statted = with_local_status(rows.select(*FILES, "hash", "is_mismatched"))
             rows = statted.where(F.col("modified_ms") < self.rules.older_than_ms)
@@ -349,7 +349,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         )
         if self.rules.mismatch == ERROR:
             _refuse_mismatched(self.rules.folder, unneeded.where("is_mismatched"), needed)
-        return _Orphans(table.metadata_location, unneeded, chosen.where("NOT is_below").count())
+        return _Orphans(table.metadata_location, unneeded, chosen_hashes.where("NOT is_below").count())
 
     def _compared(self, files: DataFrame, needed: DataFrame) -> DataFrame:
         """Return a row for each hash of a key of listed or needed files.
@@ -364,8 +364,8 @@ class OrphanPlan(Plan[TableT, Deletion]):
         keyed = needed.select("path", folder.key_of(path).alias("key"))
         is_below, has_prefix = F.col("key").startswith(folder.key), folder.has_prefix_of(path, or_none=True)
         names = ("newest", "has_prefix", "is_below")
-        both = listed.union(keyed.select(_hash(), no_time, has_prefix, is_below)).toDF("hash", *names)
-        return both.groupBy("hash").agg(*(F.max(name).alias(name) for name in names))
+        united = listed.union(keyed.select(_hash(), no_time, has_prefix, is_below)).toDF("hash", *names)
+        return united.groupBy("hash").agg(*(F.max(name).alias(name) for name in names))
 
     @property
     def _lacks_times(self) -> bool:
@@ -419,10 +419,13 @@ def _needed_paths(table: BaseTable) -> DataFrame:
 
 def _content(table: BaseTable) -> Column:
     """Return the kind of a file, by its name and folder."""
-    metadata = {path_of(join(table.metadata.location, METADATA)), path_of(table.metadata_location.rpartition("/")[0])}
+    metadata_folders = {
+        path_of(join(table.metadata.location, METADATA)),
+        path_of(table.metadata_location.rpartition("/")[0]),
+    }
     is_metadata = F.col("path").rlike(METADATA_FILE)
-    for each in sorted(metadata):
-        is_metadata |= F.col("key").startswith(join(each, ""))
+    for folder in sorted(metadata_folders):
+        is_metadata |= F.col("key").startswith(join(folder, ""))
     is_unfinished = F.substring_index("path", "/", -1).rlike(f"^{TEMPORARY_PATTERN}$")
     return F.when(is_unfinished, "unfinished write").when(is_metadata, "metadata").otherwise("data")
 

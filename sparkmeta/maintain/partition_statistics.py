@@ -91,7 +91,7 @@ def full_sums(state: TableState) -> DataFrame:
     function = sums.of_all if state.tree is None else sums.of_live
     frame = state.reader.map_entries(state.manifests, state.projection(_COLUMNS), function, SUMS)
     removed = [] if state.tree is None else _removed(state)
-    return at_most_one([frame, *(_changed(sums, each, F.lit(0)) for each in removed)])[0]
+    return at_most_one([frame, *(_changed(sums, removed_files, F.lit(0)) for removed_files in removed)])[0]
 
 
 def _removed(state: TableState) -> list[DataFrame]:
@@ -122,10 +122,12 @@ def incremental_sums(state: TableState, base: Base, changes: EntryChanges) -> Da
 
 def partition_sums(state: TableState) -> PartitionSums:
     """Return the tasks that sum the table's entries."""
-    by_age = sorted(state.metadata.snapshots, key=lambda each: (each.timestamp_ms, each.sequence_number or 0))
-    snapshots = tuple((each.snapshot_id, each.timestamp_ms) for each in by_age)
+    by_age = sorted(
+        state.metadata.snapshots, key=lambda snapshot: (snapshot.timestamp_ms, snapshot.sequence_number or 0)
+    )
+    snapshots = tuple((snapshot.snapshot_id, snapshot.timestamp_ms) for snapshot in by_age)
     fields = state.types.partition_type.fields
-    return PartitionSums(tuple((each.field_id, str(each.field_type)) for each in fields), snapshots)
+    return PartitionSums(tuple((field.field_id, str(field.field_type)) for field in fields), snapshots)
 
 
 def _changed(sums: PartitionSums, entries: DataFrame, sign: Column) -> DataFrame:
@@ -148,7 +150,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PartitionStatsSummary(SnapshotPlanSummary):
-    """How the statistics of a snapshot are computed; `str` formats it.
+    """The computation of a snapshot's statistics in numbers; `str` formats it.
 
     Attributes:
         method: `full`, from all entries; `incremental`, from an ancestor's statistics and later changes; `none` if the
@@ -175,9 +177,9 @@ class PartitionStatsSummary(SnapshotPlanSummary):
         if self.is_empty:
             return f"{self.table}: snapshot {self.snapshot_id} has partition statistics"
         since = f", from the statistics of snapshot {self.base_snapshot_id} and the {self.snapshots} snapshots since"
-        what = f"partition statistics of snapshot {self.snapshot_id} are computed"
+        text = f"partition statistics of snapshot {self.snapshot_id} are computed"
         return (
-            f"{self.table}: {what}{since if self.method == INCREMENTAL else ' in full'}\n"
+            f"{self.table}: {text}{since if self.method == INCREMENTAL else ' in full'}\n"
             f"  {self.manifests} manifests with {self.bytes} bytes are read"
         )
 
@@ -269,7 +271,7 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
 def _file_schema(state: TableState) -> pa.Schema:
     """Return the file's schema. Partition fields have their names in Avro, as in Java's files."""
     partition, *columns = statistics_schema(state).fields
-    fields = (each.model_copy(update={"name": avro_name(each.name)}) for each in state.types.partition_type.fields)
+    fields = (field.model_copy(update={"name": avro_name(field.name)}) for field in state.types.partition_type.fields)
     partition = partition.model_copy(update={"field_type": StructType(*fields)})
     return schema_to_pyarrow(Schema(partition, *columns))
 

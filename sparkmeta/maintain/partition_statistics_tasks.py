@@ -54,7 +54,7 @@ _COUNTED = {
     "dv_count": ((_VECTOR,), "files"),
 }
 
-# A group's kind and sign as one number, and the place of its last update among all updates, oldest first.
+# A group's kind and sign as one number, and the index of its last update among all updates, oldest first.
 _GROUP, _RANK = "group", "rank"
 _SIGNS = 3
 
@@ -126,8 +126,8 @@ class PartitionSums:
             _RANK: pc.index_in(updater, pa.array([snapshot_id for snapshot_id, _ in self.snapshots], pa.int64())),
         }
         partition = batch.column(PARTITION)
-        places = [partition.type.get_field_index(str(field_id)) for field_id, _ in self.partition]
-        return pa.table(self._keyed([partition.field(place) for place in places]) | values)
+        indices = [partition.type.get_field_index(str(field_id)) for field_id, _ in self.partition]
+        return pa.table(self._keyed([partition.field(index) for index in indices]) | values)
 
     def _keyed(self, values: list[pa.Array]) -> dict[str, pa.Array]:
         """Return partition values by key."""
@@ -155,9 +155,9 @@ class PartitionSums:
     # -- A statistics file -------------------------------------------------------------------------------------------
 
     def of_statistics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a statistics file as `SUMS`. Counts that it lacks are 0."""
+        """Yield the rows of a statistics file as `SUMS`. Counts that the file lacks are 0."""
         for batch in batches:
-            # By place: names of partition fields may differ only in case.
+            # By position: names of partition fields may differ only in case.
             columns = self._keyed(batch.column(PARTITION).flatten())
             for name in (SPEC, *_COUNTED, AT, BY):
                 values = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch), pa.int64())
@@ -206,9 +206,9 @@ class PartitionSums:
     def _known_updates(self, sums: pa.Table) -> list[tuple[int, int]]:
         """Return the id and time of the last updates of sums, oldest first. Some snapshots may have expired."""
         times = sums.select([BY, AT]).group_by(BY, use_threads=False).aggregate([(AT, "max")]).to_pylist()
-        order = {snapshot_id: place for place, (snapshot_id, _) in enumerate(self.snapshots)}
-        known = ((row[BY], row[f"{AT}_max"]) for row in times if row[BY] is not None and row[f"{AT}_max"] is not None)
-        return sorted(known, key=lambda update: (update[1], order.get(update[0], -1)))
+        order = {snapshot_id: index for index, (snapshot_id, _) in enumerate(self.snapshots)}
+        updates = ((row[BY], row[f"{AT}_max"]) for row in times if row[BY] is not None and row[f"{AT}_max"] is not None)
+        return sorted(updates, key=lambda update: (update[1], order.get(update[0], -1)))
 
     @property
     def _group_keys(self) -> list[str]:
@@ -229,7 +229,7 @@ def _blob(sums: pa.Table) -> pa.RecordBatch:
 
 
 def _updates(snapshots: Sequence[tuple[int, int]], ranks: Any) -> dict[str, Any]:
-    """Return `BY` and `AT` of the snapshots at some places."""
+    """Return `BY` and `AT` of the snapshots at the given indices."""
     ids, times = zip(*snapshots, strict=True) if snapshots else ((), ())
     return {BY: pa.array(ids, pa.int64()).take(ranks), AT: pa.array(times, pa.int64()).take(ranks)}
 
@@ -294,7 +294,7 @@ class StatisticsWriter:
     base: str | None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a file of the rows of `SUMS`, and yield a row of `WRITTEN`. No file is written for no rows."""
+        """Write a file of the rows of `SUMS`, and yield a row of `WRITTEN`. Without rows, write no file."""
         sums = self.sums.merged(batches)
         if not len(sums):
             return
@@ -316,15 +316,17 @@ class StatisticsWriter:
         tuples = [_file_values(column, field.type) for column, field in values]
         columns = [pa.StructArray.from_arrays(tuples, fields=list(partition.type))]
         for field in list(self.schema)[1:]:
-            known = field.name in sums.column_names
-            column = whole(sums.column(field.name)).cast(field.type) if known else pa.nulls(len(sums), field.type)
+            has_column = field.name in sums.column_names
+            column = whole(sums.column(field.name)).cast(field.type) if has_column else pa.nulls(len(sums), field.type)
             if (
                 field.name.endswith(("_count", "_bytes"))
-                and (least := pc.min(column).as_py()) is not None
-                and least < 0
+                and (minimum := pc.min(column).as_py()) is not None
+                and minimum < 0
             ):
-                where = self.base or self.folder
-                raise CorruptFileError(where, field.name, least, "more files were removed from a partition than it had")
+                location = self.base or self.folder
+                raise CorruptFileError(
+                    location, field.name, minimum, "more files were removed from a partition than it had"
+                )
             columns.append(column)
         return pa.Table.from_arrays(columns, schema=self.schema)
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files, unreachable_files
 
-# Its files are the ones that its metadata and manifests reference.
-
-
 _METADATA = "metadata"
 
 
@@ -51,12 +48,12 @@ class PurgeSummary:
     by_catalog: bool
 
     def __str__(self) -> str:
-        who = "the catalog deletes" if self.by_catalog else "a purge deletes"
-        total = f"{self.table}: {who} {sum(self.files.values())} files with at least {sum(self.bytes.values())} bytes"
-        gone = f"  {self.missing} lists and manifests are missing; the files that they list stay"
+        actor = "the catalog deletes" if self.by_catalog else "a purge deletes"
+        total = f"{self.table}: {actor} {sum(self.files.values())} files with at least {sum(self.bytes.values())} bytes"
+        missing_text = f"  {self.missing} lists and manifests are missing; the files that they list stay"
         sizes = {content: f", {size} bytes" for content, size in self.bytes.items() if size}
         counts = (f"  {content}: {count} files{sizes.get(content, '')}" for content, count in self.files.items())
-        return "\n".join([total, *counts, *([gone] if self.missing else [])])
+        return "\n".join([total, *counts, *([missing_text] if self.missing else [])])
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 #
 # Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
 # snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `reachable_tasks`
-# chooses the manifests that are likely to list one. The others are read only if a data file would be deleted otherwise.
+# chooses the manifests that are likely to list such a file. The other manifests are read only if a data file would be
+# deleted otherwise.
 
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
@@ -72,7 +73,7 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
     Args:
         state: the table, with the expired snapshots.
         expired: the ids of the expired snapshots.
-        content_files: whether to look for data and delete files too, not only for files of metadata.
+        content_files: whether to find data and delete files as well, not only files of metadata.
 
     Raises:
         NotFoundError: a list or manifest of a retained snapshot is gone.
@@ -87,12 +88,14 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         needed = computed(_needed(state, manifests))
         reached = union(_of_metadata(state, manifests, expired), _content_files(state, needed, REACHED), state)
         unneeded = computed(_unneeded(reached))
-        others = where(manifests, _IS_READABLE & _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND))
-        others = matching(others, _columns(needed, ["path"]), {"path": "path"}, absent=True)
+        other_manifests = where(
+            manifests, _IS_READABLE & _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND)
+        )
+        other_manifests = matching(other_manifests, _columns(needed, ["path"]), {"path": "path"}, absent=True)
         is_data = sql.col("content") == CONTENTS[ContentType.DATA]
-        if first(others) is None or first(unneeded, is_data) is None:
+        if first(other_manifests) is None or first(unneeded, is_data) is None:
             return unneeded
-        listed = _content_files(state, others, PATHS)
+        listed = _content_files(state, other_manifests, PATHS)
         if not isinstance(listed, pa.Table):
             unneeded = frame_of(unneeded, state)
         return computed(matching(unneeded, listed, {"path": "path"}, absent=True))
@@ -125,8 +128,8 @@ def count_files(files: Relation) -> FileCounts:
 
 def public_files(files: DataFrame) -> DataFrame:
     """Return files, rows of `UNREACHABLE`, in the form for plans: without missing files."""
-    shown = files.where(F.col("content") != MISSING)
-    return shown.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
+    existing = files.where(F.col("content") != MISSING)
+    return existing.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
 
 
 def reachable_paths(state: TableState) -> DataFrame:
@@ -152,13 +155,15 @@ def _unneeded(reached: Relation) -> Relation:
         "length": sql.call("max", length),
         "retained": sql.call("max", sql.col("retained")),
     }
-    by_path = grouped(reached, [sql.col("path").alias("path")], [each.alias(name) for name, each in aggregates.items()])
-    shown = {"content": sql.coalesce(sql.col("missing"), content), "path": sql.col("path"), "length": length}
-    return select(where(by_path, ~sql.col("retained")), [each.alias(name) for name, each in shown.items()])
+    by_path = grouped(
+        reached, [sql.col("path").alias("path")], [value.alias(name) for name, value in aggregates.items()]
+    )
+    columns = {"content": sql.coalesce(sql.col("missing"), content), "path": sql.col("path"), "length": length}
+    return select(where(by_path, ~sql.col("retained")), [value.alias(name) for name, value in columns.items()])
 
 
 def _needed(state: TableState, manifests: Relation) -> Relation:
-    """Return the expired manifests, rows of `LISTED`, and the retained ones that probably share a file with them."""
+    """Return the expired manifests, rows of `LISTED`, and the retained manifests that may share a file with them."""
     readable = where(manifests, _IS_READABLE)
     if state.has_trees:
         return readable
@@ -172,12 +177,12 @@ def _needed(state: TableState, manifests: Relation) -> Relation:
     shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
     compared = where(of_kinds, is_comparable)
     if isinstance(compared, pa.Table):
-        chosen: Relation = shared.chosen(compared)
+        sharing: Relation = shared.chosen(compared)
     else:
         by_spec = compared.groupBy("spec_id")
         # PySpark mistakes a method for a function of two arguments.
-        chosen = by_spec.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
-    return union(chosen, where(of_kinds, ~is_comparable), state)
+        sharing = by_spec.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    return union(sharing, where(of_kinds, ~is_comparable), state)
 
 
 def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
@@ -197,16 +202,16 @@ def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int
 def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) -> Relation:
     """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. May run a job."""
     trees = state.types.tree_types if state.has_trees else None
-    read = ContentReader(task_reader(state), trees, state.types.locations, schema)
+    reader = ContentReader(task_reader(state), trees, state.types.locations, schema)
     readable = where(manifests, _IS_READABLE)
     if isinstance(readable, pa.Table):
         count, size = len(readable), pc.sum(readable.column("length")).as_py() or 0
         if driver_opens(state, count, size, 0, 0):
-            return map_on_driver(readable, read, schema)
+            return map_on_driver(readable, reader, schema)
     else:
         count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
     frame = frame_of(readable, state)
-    return map_arrow(frame.repartition(read_tasks(state.spark, count, size)), read, schema)
+    return map_arrow(frame.repartition(read_tasks(state.spark, count, size)), reader, schema)
 
 
 def _columns(rows: Relation, names: Sequence[str]) -> Relation:
@@ -234,19 +239,21 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
 
 def _listed(state: TableState, expired: Collection[int]) -> Relation:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
-    read = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
+    reader = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
     lists = _snapshots(state.metadata, expired)
     inline = pa.Table.from_batches(_inline_lists(state.metadata, expired), LISTED)
     rows: Relation
     if driver_reads_lists(state, len(lists), MOST_ENTRIES):
-        rows = pa.concat_tables([map_on_driver(lists, read, LISTED), inline])
+        rows = pa.concat_tables([map_on_driver(lists, reader, LISTED), inline])
     else:
         frame = local_frame(state.spark, lists).repartition(read_tasks(state.spark, len(lists), 0))
-        rows = map_arrow(frame, read, LISTED)
+        rows = map_arrow(frame, reader, LISTED)
         rows = rows.union(local_frame(state.spark, inline)) if len(inline) else rows
     keys = ("content", "path", "dv", "removed")
-    others = [name for name in LISTED.names if name not in keys]
-    aggregates = [sql.call("max" if name == "retained" else "first", sql.col(name)).alias(name) for name in others]
+    other_columns = [name for name in LISTED.names if name not in keys]
+    aggregates = [
+        sql.call("max" if name == "retained" else "first", sql.col(name)).alias(name) for name in other_columns
+    ]
     return _columns(grouped(rows, [sql.col(name).alias(name) for name in keys], aggregates), LISTED.names)
 
 

@@ -1,4 +1,4 @@
-"""Read which files snapshots reach, and delete files, in Spark tasks."""
+"""Find the files that snapshots reach, and delete files, in Spark tasks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 # -- Retained manifests that may list an expired file -----------------------------------------------------------------
-# Partition summaries tell which ones are likely to list a file of an expired manifest. After a rewrite of manifests,
-# the new ones list all files of the expired ones, and no other manifest has to be read:
+# Partition summaries tell which retained manifests are likely to list a file of an expired manifest. After a rewrite of
+# manifests, the new manifests list all files of the expired ones, and no other manifest has to be read:
 #
 # - A data file is in no delete manifest, and no delete file is in a data manifest. Without an expired manifest of a
 #   content that has live entries, no manifest of that content is read.
@@ -90,48 +90,48 @@ class SharedFiles:
         return manifests.filter(pa.array(reduce(np.logical_and, fields, np.ones(len(manifests), bool))))
 
     def _summaries(self, manifests: pa.Table) -> pa.StructArray:
-        known = {
+        values = {
             "manifest_path": manifests.column("path"),
             "partition_spec_id": manifests.column("spec_id"),
             "partitions": manifests.column("partitions"),
             "content": pa.repeat(pa.scalar(0, pa.int32()), len(manifests)),
         }
-        columns = [known.get(field.name, pa.nulls(len(manifests), field.type)) for field in MANIFEST_FILE_SCHEMA]
+        columns = [values.get(field.name, pa.nulls(len(manifests), field.type)) for field in MANIFEST_FILE_SCHEMA]
         listed = pa.Table.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA).combine_chunks()
         return manifests_of_list(listed, self.spec_fields, "partition summaries").column(SUMMARIES).combine_chunks()
 
 
 def _overlaps(summaries: pa.StructArray, retained: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return which manifests may share a value of a partition field with an expired manifest."""
-    everything = np.ones(len(summaries), bool)
+    all_rows = np.ones(len(summaries), bool)
     lower, upper = (_codes(summaries, name) for name in ("lower_bound", "upper_bound"))
     unknown = np.asarray(summaries.is_null().to_numpy(zero_copy_only=False), bool)
     nulls = pc.fill_null(summaries.field("contains_null"), True).to_numpy(zero_copy_only=False) | unknown
     has_bounds = (lower >= 0) & (upper >= 0)
     only_nulls = ~unknown & (lower < 0) & (upper < 0) & nulls
-    strange = ~has_bounds & ~only_nulls | (has_bounds & (lower > upper))
-    if strange[~retained].any():
-        return everything
+    is_contradictory = ~has_bounds & ~only_nulls | (has_bounds & (lower > upper))
+    if is_contradictory[~retained].any():
+        return all_rows
     expired = has_bounds & ~retained
     starting = np.searchsorted(np.sort(lower[expired]), upper, "right")
     ended = np.searchsorted(np.sort(upper[expired]), lower, "left")
     values_in_common = has_bounds & (starting > ended)
     nulls_in_common = nulls & nulls[~retained].any()
-    return np.asarray(values_in_common | nulls_in_common | strange, bool)
+    return np.asarray(values_in_common | nulls_in_common | is_contradictory, bool)
 
 
 def _codes(summaries: pa.StructArray, name: str) -> np.ndarray[Any, Any]:
     """Return the bounds as numbers in the same order, -1 for null. Lower and upper bounds share the numbering."""
-    both = pa.concat_arrays([summaries.field("lower_bound"), summaries.field("upper_bound")])
-    both = both.cast(pa.int8()) if pa.types.is_boolean(both.type) else both
-    values = both.drop_null().unique()
+    bounds = pa.concat_arrays([summaries.field("lower_bound"), summaries.field("upper_bound")])
+    bounds = bounds.cast(pa.int8()) if pa.types.is_boolean(bounds.type) else bounds
+    values = bounds.drop_null().unique()
     ordered = values.take(pc.sort_indices(values))
-    codes = pc.fill_null(pc.index_in(both, ordered), -1).to_numpy(zero_copy_only=False)
+    codes = pc.fill_null(pc.index_in(bounds, ordered), -1).to_numpy(zero_copy_only=False)
     half = len(summaries)
     return np.asarray(codes[:half] if name == "lower_bound" else codes[half:], np.int64)
 
 
-# -- Read which files snapshots reach ---------------------------------------------------------------------------------
+# -- Read the files that snapshots reach ------------------------------------------------------------------------------
 # Manifest lists list manifests, and manifests list content files. Tasks import this module, so it imports little.
 
 
@@ -276,14 +276,14 @@ def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
     leaves, dvs = root.leaves, manifest_dvs(root)
     # The same deletion vector must be equal in all roots, so its small id becomes a constant.
     dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
-    places = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
+    dv_rows = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
     return {
         "path": leaves.column("location"),
         "length": leaves.column("file_size_in_bytes"),
         "spec_id": leaves.column("partition_spec_id"),
         "sequence_number": version(leaves, "sequence_number"),
         "snapshot_id": version(leaves, "snapshot_id"),
-        "dv": dvs.to_struct_array().combine_chunks().take(places),
+        "dv": dvs.to_struct_array().combine_chunks().take(dv_rows),
     }
 
 
@@ -291,8 +291,8 @@ def _removed(root: Root, kinds: Collection[ContentType]) -> dict[str, pa.Chunked
     """Return the files of DELETED entries. Changes of the root's snapshot are computed from them."""
     entries = root.of(kinds, live=False)
     has_file = pc.greater(pc.utf8_length(entries.column("location")), 0)
-    removed = entries.filter(pc.and_not(pc.fill_null(has_file, False), is_live(entries)))
-    return {"path": removed.column("location"), "length": removed.column("file_size_in_bytes")}
+    removed_entries = entries.filter(pc.and_not(pc.fill_null(has_file, False), is_live(entries)))
+    return {"path": removed_entries.column("location"), "length": removed_entries.column("file_size_in_bytes")}
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class ContentReader:
                 yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
 
     def _read(self, row: Mapping[str, Any]) -> tuple[Data, Mapping[str, Any] | None] | None:
-        """Return a manifest, and its deletion vector with its bitmap; None for a missing one."""
+        """Return a manifest, and its deletion vector with its bitmap; None for a missing manifest."""
         data = _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
         if data is None or row["dv"] is None:
             return None if data is None else (data, None)
@@ -350,10 +350,10 @@ class ContentReader:
         return EntryProjection.of({*names, "version_info"})
 
     def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
-        live = entries.filter(is_live(entries))
-        columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live))}
+        live_entries = entries.filter(is_live(entries))
+        columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live_entries))}
         for name in _SOURCES.keys() & self.schema.names:
-            columns[name] = live.column(_SOURCES[name])
+            columns[name] = live_entries.column(_SOURCES[name])
         if "content" in columns:
             columns["content"] = _CONTENT_NAMES.take(columns["content"])
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
@@ -429,8 +429,8 @@ def delete_files(files: DataFrame, writer: ExecutorWriter, count: int | None = N
         writer: deletes files in tasks.
         count: the maximum number of files; None if it is unknown.
     """
-    present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession, count, 0))
-    outcomes = map_arrow(present, _Deleter(writer), _DELETED)
+    existing = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession, count, 0))
+    outcomes = map_arrow(existing, _Deleter(writer), _DELETED)
     counted = outcomes.groupBy("content").agg(
         F.count_if(~F.col("failed")).alias("files"),
         F.sum(F.when(~F.col("failed"), F.col("length"))).alias("bytes"),

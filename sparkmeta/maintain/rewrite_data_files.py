@@ -25,7 +25,7 @@ from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.inspect.text import byte_size
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
-from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, DataRewriteOptions, FileGroups
+from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
@@ -119,9 +119,9 @@ class Rewrite:
         """
         written: list[DataFrame] = []
         try:
-            most = self.groups.options.max_concurrent_file_group_rewrites or end - start
-            for first in range(start, end, max(most, 1)):
-                self._write(first, min(first + most, end), written)
+            group_limit = self.groups.options.max_concurrent_file_group_rewrites or end - start
+            for begin in range(start, end, max(group_limit, 1)):
+                self._write(begin, min(begin + group_limit, end), written)
         except BaseException:
             for files in written:
                 delete_written(self.state, files)
@@ -130,10 +130,10 @@ class Rewrite:
 
     def _write(self, start: int, end: int, written: list[DataFrame]) -> None:
         groups = self.groups.groups.slice(start, end - start)
-        live = groups.filter(pc.field("files") > pc.field("dead_files"))
+        live_groups = groups.filter(pc.field("files") > pc.field("dead_files"))
         files = self.groups.files(start, end).where("NOT is_dead")
-        stays = live.column("stays").to_pylist()
-        outputs = live.column("outputs").to_pylist()
+        stays = live_groups.column("stays").to_pylist()
+        outputs = live_groups.column("outputs").to_pylist()
         if self.order is None:
             if any(stays):
                 packed = sum(count for count, is_packed in zip(outputs, stays, strict=True) if is_packed)
@@ -165,14 +165,14 @@ class Rewrite:
     def _outputs(self, files: DataFrame) -> DataFrame:
         """Return a row for each new file with `PARTS`, the parts of files whose rows go to the new file, in order."""
         tuples = [PARTITION] if PARTITION in files.columns else []
-        cut = parts(files, *tuples, *PLACE, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
+        cut = parts(files, *tuples, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
         share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
         weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
-        until = Window.partitionBy(NUMBER).orderBy(*PLACE, START).rowsBetween(Window.unboundedPreceding, 0)
+        until = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
         middle = F.sum("weight").over(until) - F.col("weight") / 2
-        place = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
-        assigned = weighed.withColumn("output", F.least(place, F.col("outputs") - 1))
-        part = F.struct(*PLACE, START, STOP, *PLANNED, *tuples)
+        output_number = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
+        assigned = weighed.withColumn("output", F.least(output_number, F.col("outputs") - 1))
+        part = F.struct(*PLAN_ORDER, START, STOP, *PLANNED, *tuples)
         listed = assigned.groupBy(NUMBER, "output").agg(F.sort_array(F.collect_list(part)).alias(PARTS))
         return listed.select(PARTS)
 
@@ -196,17 +196,17 @@ class Rewrite:
         schema, columns = self.state.metadata.schema(), self.order.curve
         ways = [way_to(schema, column.field_id) for column in columns]
         paths: list[Path] = [(way[0].name, *(field.name for field in way[1:])) for way in ways]
-        read = prune_columns(schema, {column.field_id for column in columns})
+        curve_schema = prune_columns(schema, {column.field_id for column in columns})
         count = sum(files.numbers("record_count").tolist())
-        rows = rows_of(self._scan(read), files)
+        rows = rows_of(self._scan(curve_schema), files)
         sample = rows.sample(min(1.0, _SAMPLED / max(count, 1)), seed=7).limit(2 * _SAMPLED).toArrow()
         of_rows: list[Path] = [(schema.fields.index(way[0]), *path[1:]) for way, path in zip(ways, paths, strict=True)]
         return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
 
 
 # -- Sort orders of a rewrite -----------------------------------------------------------------------------------------
-# They are objects, or text in the form of Iceberg's procedure. The text is `id DESC NULLS LAST, bucket(16, name)`, or
-# `zorder(x, y)`.
+# A sort order is an object, or text in the form of Iceberg's procedure, such as `id DESC NULLS LAST, bucket(16, name)`
+# or `zorder(x, y)`.
 
 
 _ZORDER: Final = "zorder"
@@ -241,26 +241,26 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
         return RowOrder(_checked(metadata, wanted))
     if not isinstance(wanted, str):
         raise ValidationError(f"sort_order is {shown(wanted)}: expected text, or a SortOrder of pyiceberg")
-    terms, given = Terms(metadata.schema(), f"sort_order is {shown(wanted)}"), list(parts_of(wanted))
-    calls = [CALL.fullmatch(term) for term in given]
+    terms, texts = Terms(metadata.schema(), f"sort_order is {shown(wanted)}"), list(parts_of(wanted))
+    calls = [CALL.fullmatch(term) for term in texts]
     curves = [call for call in calls if call is not None and call["name"].lower() == _ZORDER]
     if not curves:
-        return RowOrder(_known(metadata, tuple(map(terms.sort_field, given))))
-    if len(given) > 1:
+        return RowOrder(_known_order(metadata, tuple(map(terms.sort_field, texts))))
+    if len(texts) > 1:
         raise ValidationError(f"{terms.where}: zorder(...) can't be combined with other columns")
     columns = [terms.column(name) for name in parts_of(curves[0]["arguments"])]
     if len(set(columns)) < len(columns):
         raise ValidationError(f"{terms.where}: a column occurs twice")
     identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, IdentityTransform)}
-    chosen = tuple(column for column in columns if column.field_id not in identities)
-    if not 0 < len(chosen) <= MOST_COLUMNS:
+    curve_columns = tuple(column for column in columns if column.field_id not in identities)
+    if not 0 < len(curve_columns) <= MOST_COLUMNS:
         problem = f"expected 1 to {MOST_COLUMNS} columns that are not the source of an identity partition field"
         raise ValidationError(f"{terms.where}: {problem}")
-    return RowOrder(SortOrder(order_id=0), chosen)
+    return RowOrder(SortOrder(order_id=0), curve_columns)
 
 
 def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
-    """Return an order, whose fields must be in the table's rows."""
+    """Return an order. Raises ValidationError if one of its fields is not in the table's rows."""
     terms = Terms(metadata.schema(), f"sort_order is {shown(', '.join(map(str, wanted.fields)))}")
     if not wanted.fields:
         raise ValidationError("sort_order is unsorted: it has no fields")
@@ -271,10 +271,10 @@ def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
             problem = f"the table has no column with the id {sort_field.source_id}"
             raise ValidationError(f"{terms.where}: {problem}") from None
         terms.check(column, sort_field.transform)
-    return _known(metadata, tuple(wanted.fields))
+    return _known_order(metadata, tuple(wanted.fields))
 
 
-def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
+def _known_order(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
     """Return the table's sort order with these fields, or else an order with the id of unsorted files."""
     for order in metadata.sort_orders:
         if [*order.fields] == [*fields]:
@@ -326,15 +326,16 @@ class DataRewriteSummary(SnapshotPlanSummary):
     def __str__(self) -> str:
         if self.is_empty:
             return f"{self.table}: its data files need no rewrite"
-        what = f"{self.data_files} data files in {self.groups} groups become about {self.new_files}"
+        text = f"{self.data_files} data files in {self.groups} groups become about {self.new_files}"
         commits = f", in {self.commits} commits" if self.commits > 1 else ""
-        gone = f", {self.deleted_files} files have only deleted rows" if self.deleted_files else ""
-        return f"{self.table}: {what} ({self.strategy}){commits}\n  {self.records} rows, {byte_size(self.bytes)}{gone}"
+        deleted_text = f", {self.deleted_files} files have only deleted rows" if self.deleted_files else ""
+        rows = f"{self.records} rows, {byte_size(self.bytes)}{deleted_text}"
+        return f"{self.table}: {text} ({self.strategy}){commits}\n  {rows}"
 
 
 @dataclass
-class _Done:
-    """What a plan's commits did.
+class _Progress:
+    """The outcome of a plan's commits so far.
 
     Attributes:
         snapshot_id: the snapshot of the last commit.
@@ -353,12 +354,13 @@ class _Done:
 class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     """A plan to rewrite data files, carried out by `commit`.
 
-    With partial progress, groups are committed one part after another. If a part fails, it is logged and the others
-    continue. After an error, `is_partly_committed` says whether parts were committed, and `result` has their changes.
+    With partial progress, groups are committed one part after another. If a part fails, the error is logged and the
+    other parts continue. After an error, `is_partly_committed` says whether parts were committed, and `result` has
+    their changes.
     """
 
     order: RowOrder | None
-    _done: _Done = field(default_factory=_Done, init=False, repr=False, compare=False)
+    _progress: _Progress = field(default_factory=_Progress, init=False, repr=False, compare=False)
 
     @cached_property
     def _groups(self) -> FileGroups:
@@ -372,8 +374,8 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         """Return a row for each data file to rewrite, with the number of its group.
 
         Columns: file_group, file_path, file_format, spec_id, partition (where the table has any), record_count,
-        file_size_in_bytes, data_sequence_number, delete_files (how many apply to it), deleted_records (by deletes
-        that name the file), manifest_path, manifest_pos. Runs jobs, once.
+        file_size_in_bytes, data_sequence_number, delete_files (the number of deletes that apply to the file),
+        deleted_records (by deletes that name the file), manifest_path, manifest_pos. Runs jobs, once.
         """
         frame = self._groups.files()
         tuples = [PARTITION] if PARTITION in frame.columns else []
@@ -424,14 +426,16 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         return self._step(self._rewrite.write(0, count), 0, count) if count else None
 
     def _step(self, written: list[DataFrame], start: int, end: int) -> Step:
-        chosen = self._groups.files(start, end)
-        names = [name for name in ("file_path", "manifest_path", "spec_id", PARTITION) if name in chosen.columns]
-        added = reduce(lambda left, right: left.unionByName(right), written) if written else None
+        replaced_files = self._groups.files(start, end)
+        names = [
+            name for name in ("file_path", "manifest_path", "spec_id", PARTITION) if name in replaced_files.columns
+        ]
+        new_files = reduce(lambda left, right: left.unionByName(right), written) if written else None
         number, head = None, self._state.snapshot
         if self.options.use_starting_sequence_number and head is not None and self.table.metadata.format_version > 1:
             number = head.sequence_number
         update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
-        return update.rewrite(chosen.select(*names), added, data_sequence_number=number)
+        return update.rewrite(replaced_files.select(*names), new_files, data_sequence_number=number)
 
     def commit(self) -> TableT:
         """See `Plan.commit`.
@@ -448,11 +452,11 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     @property
     def is_partly_committed(self) -> bool:
         """See `Plan.is_partly_committed`."""
-        return not self._committed and self._done.commits > 0
+        return not self._committed and self._progress.commits > 0
 
     def _commit(self) -> TableT:
-        table, done = self.table, self._done
-        done.failed_commits = done.failed_data_files = 0
+        table, progress = self.table, self._progress
+        progress.failed_commits = progress.failed_data_files = 0
         errors: list[SparkmetaError] = []
         for start, end in self._parts:
             groups = self._groups.groups.slice(start, end - start)
@@ -462,21 +466,23 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
                 raise
             except SparkmetaError as error:
                 errors.append(error)
-                done.failed_commits += 1
-                done.failed_data_files += _sum(groups, "files")
-                most = self.options.partial_progress_max_failed_commits
-                if not self.options.partial_progress_enabled or (most is not None and len(errors) > most):
+                progress.failed_commits += 1
+                progress.failed_data_files += _sum(groups, "files")
+                limit = self.options.partial_progress_max_failed_commits
+                if not self.options.partial_progress_enabled or (limit is not None and len(errors) > limit):
                     raise
-                which = f"file group {start} was" if end - start == 1 else f"file groups {start} to {end - 1} were"
-                _log.warning("%s: %s not rewritten: %s", table.full_name, which, error)
+                groups_text = (
+                    f"file group {start} was" if end - start == 1 else f"file groups {start} to {end - 1} were"
+                )
+                _log.warning("%s: %s not rewritten: %s", table.full_name, groups_text, error)
                 continue
-            done.commits += 1
-            done.rewritten_data_files += _sum(groups, "files")
-            done.rewritten_bytes += _sum(groups, "bytes")
+            progress.commits += 1
+            progress.rewritten_data_files += _sum(groups, "files")
+            progress.rewritten_bytes += _sum(groups, "bytes")
             self._count(table.metadata.snapshot_by_name(self.branch))
-        if errors and not done.commits:
+        if errors and not progress.commits:
             raise errors[-1]
-        if self.options.remove_dangling_deletes and done.commits and table.metadata.format_version > 1:
+        if self.options.remove_dangling_deletes and progress.commits and table.metadata.format_version > 1:
             before = table.metadata.snapshot_by_name(self.branch)
             table = plan_removal(table, BranchOptions(branch=self.branch, snapshot_properties=self.properties)).commit()
             after = table.metadata.snapshot_by_name(self.branch)
@@ -492,14 +498,14 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     def _count(self, snapshot: Snapshot | None) -> None:
         if snapshot is None:
             return
-        self._done.snapshot_id = snapshot.snapshot_id
+        self._progress.snapshot_id = snapshot.snapshot_id
         for name, key in _COUNTED.items():
-            self._done.counts[name] += summary_number(snapshot, key) or 0
+            self._progress.counts[name] += summary_number(snapshot, key) or 0
 
     def _outcome(self) -> dict[str, Any] | None:
-        outcome = asdict(self._done)
+        outcome = asdict(self._progress)
         counts = outcome.pop("counts")
-        return {**outcome, **counts} if self._done.commits else None
+        return {**outcome, **counts} if self._progress.commits else None
 
 
 def _sum(groups: pa.Table, column: str) -> int:

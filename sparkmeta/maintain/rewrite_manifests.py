@@ -133,11 +133,11 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
     writers = pc.struct_field(group.manifests.column("version_info"), "snapshot_id").unique().to_pylist()
     writer = state.metadata.snapshot_by_id(writers[0]) if len(writers) == 1 and writers[0] is not None else None
     try:
-        how = json.loads(summary_of(writer).get(REWRITTEN, "{}"))
+        parameters = json.loads(summary_of(writer).get(REWRITTEN, "{}"))
     except ValueError:  # written by another library
         return False
-    known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
-    return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
+    sorted_by = parameters.get("sorted-by", {}) if isinstance(parameters, dict) else {}
+    return sorted_by.get(str(group.spec_id)) == list(group.keys) and parameters.get("target-bytes") == target
 
 
 def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
@@ -145,9 +145,9 @@ def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple
     specs = state.specs
     if options.spec_id is not None:
         if options.spec_id not in specs:
-            known = ", ".join(map(str, sorted(specs)))
+            spec_ids = ", ".join(map(str, sorted(specs)))
             raise ValidationError(
-                f"{state.metadata.location} has no partition spec {options.spec_id!r}: it has {known}"
+                f"{state.metadata.location} has no partition spec {options.spec_id!r}: it has {spec_ids}"
             )
         specs = {options.spec_id: specs[options.spec_id]}
     default = {key: tuple(part.field_id for part in spec.fields) for key, spec in specs.items()}
@@ -161,7 +161,7 @@ def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple
                 f"{state.metadata.location}: sort_by names {name!r}: there is no such partition field"
             )
     named = {key: tuple(fields[name] for name in names if name in fields) for key, fields in by_name.items()}
-    return {key: chosen or default[key] for key, chosen in named.items()}
+    return {key: key_ids or default[key] for key, key_ids in named.items()}
 
 
 def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> int:
@@ -205,15 +205,15 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     projection = state.projection(("first_row_id",))
     units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
     entries = state.live_entries(group.manifests, state.projection(("version_info",)))
-    known = live_count(group.manifests)
-    about = total_bytes(group.manifests) // _ENTRY_BYTES if known is None else known
+    live_total = live_count(group.manifests)
+    about = total_bytes(group.manifests) // _ENTRY_BYTES if live_total is None else live_total
     ranges = min(group.parts, MOST_RANGES)
     with translated_errors():
         written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
-    if known is not None and known != (count := file_count(written)):
+    if live_total is not None and live_total != (count := file_count(written)):
         raise ValidationError(
             f"{state.metadata.location}: the manifest list says that the {CONTENTS[group.content]} manifests of "
-            f"partition spec {group.spec_id} have {known} live files: they have {count}"
+            f"partition spec {group.spec_id} have {live_total} live files: they have {count}"
         )
     return written
 
@@ -228,8 +228,8 @@ def public_manifests(manifests: pa.Table, **columns: pa.Array | pa.ChunkedArray)
         columns: the other columns.
     """
     contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
-    shown = {"content": pa.array(contents, pa.string()), "file_path": manifests.column("location"), **columns}
-    return pa.table({**shown, "file_size_in_bytes": manifests.column("file_size_in_bytes")})
+    values = {"content": pa.array(contents, pa.string()), "file_path": manifests.column("location"), **columns}
+    return pa.table({**values, "file_size_in_bytes": manifests.column("file_size_in_bytes")})
 
 
 @dataclass(frozen=True)
@@ -325,21 +325,21 @@ class _ManifestStep(RewriteStep):
         _refuse(head)
         if self.written is None:
             self.written = [self._write(group) for group in self.groups]
-        planned, present = _inherited(self.planned_on), _inherited(head)
+        planned, current = _inherited(self.planned_on), _inherited(head)
         same_version = head.metadata.format_version == self.planned_on.metadata.format_version
         fitting = [
             (group, manifests)
             for group, manifests in zip(self.groups, self.written, strict=True)
-            if same_version and all(present.get(path) == planned[path] for path in group.paths)
+            if same_version and all(current.get(path) == planned[path] for path in group.paths)
         ]
         if not fitting:
             raise rewritten_by_others(head)
         manifests = pa.concat_tables([manifests for _, manifests in fitting])
         replaced = set().union(*(group.paths for group, _ in fitting))
-        counts = LeafCounts(len(manifests), len(present) - len(replaced), len(replaced), file_count(manifests))
+        counts = LeafCounts(len(manifests), len(current) - len(replaced), len(replaced), file_count(manifests))
         sorted_by = {str(group.spec_id): group.keys for group, _ in fitting}
-        how = {"target-bytes": target_bytes(self.planned_on.metadata, self.options), "sorted-by": sorted_by}
-        summary = self.summary(head, counts, {REWRITTEN: json.dumps(how)})
+        parameters = {"target-bytes": target_bytes(self.planned_on.metadata, self.options), "sorted-by": sorted_by}
+        summary = self.summary(head, counts, {REWRITTEN: json.dumps(parameters)})
         listed = pa.concat_tables([manifests, without_manifests(head.manifest_files, replaced)])
         return NewList(head, self.branch, self.names).commit(listed, summary())
 

@@ -54,7 +54,7 @@ from sparkmeta.write.delete_tasks import (
 )
 from sparkmeta.write.deletes import BY_FILE, GROUP, VECTORS_SINCE, delete_codec, delete_granularity, delete_target_bytes
 from sparkmeta.write.files import checkpointed
-from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
+from sparkmeta.write.tasks import LocationProvider, deleted_on_failure, named_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -161,19 +161,19 @@ def small_puffin_files(
         size: the size of the vector in bytes, in SQL.
     """
     by_file = vectors.groupBy(file).agg(F.expr(f"sum({size})").alias("size"))
-    small = by_file.where(F.col("size") < sizes.least)
-    figures = small.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
-    return small.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
+    small_files = by_file.where(F.col("size") < sizes.least)
+    figures = small_files.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
+    return small_files.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
 
 
 def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes: FileSizes) -> DataFrame:
     """Return all position delete files, and the deletion vectors of small Puffin files if fewer files result."""
     files = matching.where(f"NOT ({_IS_VECTOR})")
     vectors = matching.where(_IS_VECTOR)
-    small, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
+    small_files, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
     if count.merged(sizes, min_input_files) is None:
         return files
-    return files.unionByName(vectors.join(small, "location", "left_semi").select(*files.columns))
+    return files.unionByName(vectors.join(small_files, "location", "left_semi").select(*files.columns))
 
 
 def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
@@ -213,12 +213,12 @@ def public_files(written: DataFrame, state: TableState) -> DataFrame:
     }
     projection = state.projection(("version_info", "location", "partition_spec_id"))
     data = state.live_entries(live_manifests(state.data_manifests), projection)
-    named = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
-    return written.join(named, "data_path").drop("data_path")
+    data_files = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+    return written.join(data_files, "data_path").drop("data_path")
 
 
 def listed_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return `public_files` as manifests list them: with counts, and as new as the deletes that they replace."""
+    """Return `public_files` in the form for manifests: with counts, and the sequence numbers of replaced deletes."""
     is_file, path, position = F.col("file_format") != "PUFFIN", F.lit(DELETE_FILE_PATH_ID), F.lit(DELETE_FILE_POS_ID)
     values = {"value_counts": F.col("record_count"), "null_value_counts": F.lit(0).cast("long")}
     counts = {name: F.when(is_file, F.create_map(path, count, position, count)) for name, count in values.items()}
@@ -262,7 +262,7 @@ class DeleteRewrite:
         """
         state, properties = self.state, self.state.metadata.properties
         target = self.options.sizes(properties).target
-        folder = Places.of(state.metadata, ()).folder
+        folder = LocationProvider.of(state.metadata, ()).folder
         writer = executor_writer(state.files)
         tasks: WriteTasks
         with translated_errors():
@@ -279,16 +279,16 @@ class DeleteRewrite:
     def _masks(self, size: int) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
         state = self.state
-        place = F.col("deletion_vector")
+        blob = F.col("deletion_vector")
         vector = F.struct(
-            "referenced_file", place["offset"].alias("offset"), place["size_in_bytes"].alias("size_in_bytes"),
+            "referenced_file", blob["offset"].alias("offset"), blob["size_in_bytes"].alias("size_in_bytes"),
             "record_count",
         )  # fmt: skip
         units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
-        read = partial(read_masks, task_reader(state), state.types.locations)
-        most = entry_count(live_manifests(state.delete_manifests))
-        tasks = read_tasks(state.spark, most, None if most is None else size)
-        masks = map_arrow(units.repartition(tasks), read, MASK_SCHEMA)
+        read_units = partial(read_masks, task_reader(state), state.types.locations)
+        entry_limit = entry_count(live_manifests(state.delete_manifests))
+        tasks = read_tasks(state.spark, entry_limit, None if entry_limit is None else size)
+        masks = map_arrow(units.repartition(tasks), read_units, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
@@ -345,15 +345,15 @@ class DeleteRewriteStep(RewriteStep):
 
     Attributes:
         rewrite: the deletes that are replaced.
-        new: the new deletes, rows of `WRITTEN_SCHEMA`.
+        new_deletes: the new deletes, rows of `WRITTEN_SCHEMA`.
         added: snapshot id -> the manifests of the new deletes.
-        rest: the rewritten manifests, by snapshot id and the deletion vectors of replaced entries.
+        rewritten: the rewritten manifests, by snapshot id and the deletion vectors of replaced entries.
     """
 
     rewrite: DeleteRewrite
-    new: DataFrame
+    new_deletes: DataFrame
     added: dict[int, NewFiles] = field(default_factory=dict)
-    rest: dict[object, pa.Table] = field(default_factory=dict)
+    rewritten: dict[object, pa.Table] = field(default_factory=dict)
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
@@ -364,17 +364,17 @@ class DeleteRewriteStep(RewriteStep):
         removal = removal_of(self.rewrite.entries, planned) if is_same else self._removal(head)
         snapshot_id = self.names.snapshot_id
         if snapshot_id not in self.added:
-            files = listed_files(self.new, planned)
+            files = listed_files(self.new_deletes, planned)
             self.added[snapshot_id] = ListedFileWriter(planned, self.names).in_manifests(files, _KINDS)
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
-        if (snapshot_id, masks) not in self.rest:
+        if (snapshot_id, masks) not in self.rewritten:
             rewriter = ManifestRewriter(head, self.names)
-            self.rest[snapshot_id, masks] = rewriter.without_entries(head.manifest_files, removal.masks)
-        added, unchanged = self.added[snapshot_id], without_manifests(head.manifest_files, removal.masks.keys())
-        new = pa.concat_tables([added.leaves, self.rest[snapshot_id, masks]])
-        counts = LeafCounts(len(new), len(unchanged), len(removal.masks))
-        summary = self.summary(head, counts, removed=removal.tally, added=added.tally)
-        return NewList(head, self.branch, self.names).commit(pa.concat_tables([new, unchanged]), summary())
+            self.rewritten[snapshot_id, masks] = rewriter.without_entries(head.manifest_files, removal.masks)
+        new_files, unchanged = self.added[snapshot_id], without_manifests(head.manifest_files, removal.masks.keys())
+        new_manifests = pa.concat_tables([new_files.leaves, self.rewritten[snapshot_id, masks]])
+        counts = LeafCounts(len(new_manifests), len(unchanged), len(removal.masks))
+        summary = self.summary(head, counts, removed=removal.tally, added=new_files.tally)
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([new_manifests, unchanged]), summary())
 
     def _removal(self, head: TableState) -> Removal:
         """Return the removal from a snapshot that others have committed since the plan.
@@ -388,23 +388,23 @@ class DeleteRewriteStep(RewriteStep):
         since = snapshots_since(head, start)
         replaced = materialize(_keyed(self.rewrite.entries).select(*_KEY))
         deletes = materialize(_keyed(_live(head, head.delete_manifests)))
-        present = materialize(deletes.join(replaced, _KEY, "left_semi"))
-        for row in replaced.join(present, _KEY, "left_anti").limit(1).toArrow().to_pylist():
+        present_deletes = materialize(deletes.join(replaced, _KEY, "left_semi"))
+        for row in replaced.join(present_deletes, _KEY, "left_anti").limit(1).toArrow().to_pylist():
             raise _conflict(head, f"removed {row['location']}, whose deletes are rewritten")
         if self.rewrite.makes_vectors and any(snapshot.operation != _APPEND for snapshot in since):
             self._check_data_files(head, deletes.join(replaced, _KEY, "left_anti"))
-        return removal_of(present.drop("blob_offset"), head)
+        return removal_of(present_deletes.drop("blob_offset"), head)
 
-    def _check_data_files(self, head: TableState, others: DataFrame) -> None:
+    def _check_data_files(self, head: TableState, other_deletes: DataFrame) -> None:
         """Refuse deletion vectors of data files that are gone, or that have another deletion vector."""
-        files = self.new.select("referenced_data_file")
-        same = F.col("referenced_file") == F.col("referenced_data_file")
-        vectors = others.where("file_format = 'PUFFIN'")
-        for row in vectors.join(files, same, "left_semi").limit(1).toArrow().to_pylist():
+        files = self.new_deletes.select("referenced_data_file")
+        is_same_file = F.col("referenced_file") == F.col("referenced_data_file")
+        vectors = other_deletes.where("file_format = 'PUFFIN'")
+        for row in vectors.join(files, is_same_file, "left_semi").limit(1).toArrow().to_pylist():
             raise _conflict(head, f"added a deletion vector for {row['referenced_file']}")
         data = _live(head, head.data_manifests).select("location")
-        gone = files.join(data, F.col("referenced_data_file") == F.col("location"), "left_anti")
-        for row in gone.limit(1).toArrow().to_pylist():
+        missing_files = files.join(data, F.col("referenced_data_file") == F.col("location"), "left_anti")
+        for row in missing_files.limit(1).toArrow().to_pylist():
             raise _conflict(head, f"removed {row['referenced_data_file']}, whose deletes are rewritten")
 
 
@@ -433,7 +433,7 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
         puffin_files: the number of small Puffin files whose deletion vectors move to other files.
         deletion_vectors: the number of these deletion vectors.
         records: the number of deleted positions.
-        bytes: the bytes of the files. For Puffin files, it counts the deletion vectors.
+        bytes: the bytes of the files, or of the deletion vectors in Puffin files.
     """
 
     file_format: str
@@ -453,8 +453,8 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
         files = f"{self.position_delete_files} position delete files"
         vectors = f"{self.deletion_vectors} deletion vectors of {self.puffin_files} small Puffin files move"
         makes_vectors = self.file_format == "PUFFIN"
-        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are rewritten"
-        return f"{self.table}: {what}\n  {self.records} deletes in {self.bytes} bytes"
+        text = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are rewritten"
+        return f"{self.table}: {text}\n  {self.records} deletes in {self.bytes} bytes"
 
 
 @dataclass(frozen=True)
@@ -475,7 +475,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     def files(self) -> DataFrame:
         """Return a row for each position delete file and deletion vector to rewrite.
 
-        The columns are the columns of `inspect.delete_files`, and data_sequence_number, manifest_path and manifest_pos.
+        Columns: the columns of `inspect.delete_files`, data_sequence_number, manifest_path and manifest_pos.
         """
         return public_rows(self._rewrite.entries, self._state)
 

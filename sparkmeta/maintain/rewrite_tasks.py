@@ -40,20 +40,23 @@ class Packing:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the files with the number of their group in an additional column."""
         groups = _Groups(self.most_bytes, self.most_files or sys.maxsize, _task_number() << _GROUP_BITS)
-        last: list[pa.Array] | None = None
+        last_keys: list[pa.Array] | None = None
         for batch in batches:
             if not len(batch):
                 continue
             keys = [batch.column(name) for name in self.keys]
-            before = keys if last is None else last
-            joined = [pa.concat_arrays([old.slice(0, 1), new]) for old, new in zip(before, keys, strict=True)]
+            previous_keys = keys if last_keys is None else last_keys
+            joined = [
+                pa.concat_arrays([previous.slice(0, 1), current])
+                for previous, current in zip(previous_keys, keys, strict=True)
+            ]
             runs = _run_starts(joined, len(batch) + 1)
             # The first row comes from the last batch; there is no run before the first batch.
             starts = [start - 1 for start in runs if start > 0]
-            if last is None and (not starts or starts[0]):
+            if last_keys is None and (not starts or starts[0]):
                 starts = [0, *starts]
             numbers = groups.of(batch.column("file_size_in_bytes").to_numpy(zero_copy_only=False), starts)
-            last = [key.slice(len(batch) - 1, 1) for key in keys]
+            last_keys = [key.slice(len(batch) - 1, 1) for key in keys]
             yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers)], names=[*batch.schema.names, "group"])
 
 
@@ -94,7 +97,7 @@ class _Groups:
 
         Args:
             sizes: the bytes of the files.
-            starts: where partitions begin among them.
+            starts: the index of the first file of each partition.
         """
         numbers = np.empty(len(sizes), np.int64)
         ends = np.cumsum(sizes)
@@ -102,19 +105,19 @@ class _Groups:
         for start, end in pairwise(edges):
             if start in starts:
                 self._open()
-            place = start
-            while place < end:
-                before = int(ends[place - 1]) if place else 0
-                fitting = int(np.searchsorted(ends, before + self.most_bytes - self._bytes, side="right"))
-                following = min(end, fitting, place + self.most_files - self._files)
-                if following <= place and self._files:
+            row = start
+            while row < end:
+                bytes_before = int(ends[row - 1]) if row else 0
+                fitting = int(np.searchsorted(ends, bytes_before + self.most_bytes - self._bytes, side="right"))
+                next_row = min(end, fitting, row + self.most_files - self._files)
+                if next_row <= row and self._files:
                     self._open()
                     continue
-                following = max(following, place + 1)
-                numbers[place:following] = self.number
-                self._bytes += int(ends[following - 1]) - before
-                self._files += following - place
-                place = following
+                next_row = max(next_row, row + 1)
+                numbers[row:next_row] = self.number
+                self._bytes += int(ends[next_row - 1]) - bytes_before
+                self._files += next_row - row
+                row = next_row
         return numbers
 
     def _open(self) -> None:
@@ -130,8 +133,8 @@ def _task_number() -> int:
 
 
 # -- The z-order of rows ----------------------------------------------------------------------------------------------
-# It interleaves the bits of the ranks of the columns' values. A rank is the place of a value among the values of a
-# sample. So each column has equal weight, regardless of its type and the distribution of its values.
+# A z-order interleaves the bits of the ranks of the columns' values. A rank is the position of a value among the values
+# of a sample. So each column has equal weight, regardless of its type and the distribution of its values.
 
 
 MOST_COLUMNS: Final = 31
@@ -142,12 +145,12 @@ _ALL_BITS: Final = 63
 
 
 Path: TypeAlias = tuple[int | str, *tuple[str, ...]]
-"""A column by its name, or by its place, and the names of the fields inside."""
+"""A column by its name or index, and the names of the fields inside."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Adds the place of each row on the curve as a column. Picklable.
+    """Adds the position of each row on the curve as a column. Picklable.
 
     Attributes:
         name: the name of the new column.
@@ -194,14 +197,14 @@ def values_of(batch: pa.RecordBatch, path: Path) -> pa.Array:
 
 def _bounds(values: pa.Array, count: int) -> pa.Array:
     """Return at most `count` distinct values that divide the values into equal shares."""
-    known = values.drop_null()
-    ordered = known.take(pc.array_sort_indices(known))
-    places = np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).astype(np.int64))
-    return ordered.take(pa.array(places)).unique()
+    not_null = values.drop_null()
+    ordered = not_null.take(pc.array_sort_indices(not_null))
+    rows = np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).astype(np.int64))
+    return ordered.take(pa.array(rows)).unique()
 
 
 def _ranks(values: pa.Array, bounds: pa.Array) -> np.ndarray[Any, Any]:
-    """Return 0 for null, else 1 and the number of bounds that are not greater."""
+    """Return 0 for a null, otherwise 1 plus the number of bounds that are not greater."""
     bounds = bounds.cast(values.type)
     order = pc.array_sort_indices(pa.concat_arrays([bounds, values])).to_numpy()
     is_bound = order < len(bounds)
@@ -212,7 +215,7 @@ def _ranks(values: pa.Array, bounds: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _interleaved(ranks: Sequence[np.ndarray[Any, Any]], bits: int) -> np.ndarray[Any, Any]:
-    """Return numbers with the highest bit of each rank first, then the second highest of each, and so on."""
+    """Return numbers that begin with the highest bit of each rank, then the second highest bit of each, and so on."""
     result = np.zeros(len(ranks[0]), np.int64)
     for bit in range(bits - 1, -1, -1):
         for values in ranks:
@@ -231,11 +234,11 @@ PARTS = "parts"
 class PackTasks:
     """Reads parts of data files of one partition, and writes their rows to files of this partition. Picklable.
 
-    The rows stay in Arrow: Spark sees only which files are read and which were written.
+    The rows stay in Arrow: Spark sees only the files to read and the written files.
 
     Attributes:
         rows: reads the files.
-        names: the names of its columns in the table.
+        names: the names of the columns of `rows` in the table.
         files: writes the new files.
         fields: the names of the partition fields in `partition`, in the order of the spec.
     """
@@ -260,7 +263,7 @@ class PackTasks:
 
     def _rows(self, parts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         values = [self._value(parts, field) for field in self.fields]
-        names = [*self.names, *(PARTITION_COLUMN.format(place) for place in range(len(values)))]
+        names = [*self.names, *(PARTITION_COLUMN.format(index) for index in range(len(values)))]
         for batch in self.rows.read([parts]):
             constants = [value.take(pa.array(np.zeros(len(batch), np.int64))) for value in values]
             yield pa.RecordBatch.from_arrays([*batch.columns, *constants], names=names)

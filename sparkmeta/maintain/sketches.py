@@ -84,21 +84,21 @@ def value_hashes(values: pa.Array) -> Words:
         TypeError: the values have no single-value serialization.
     """
     # Only distinct values are hashed: strings cost more to hash than to compare.
-    present = values.drop_null()
-    kind = present.type
+    not_null = values.drop_null()
+    kind = not_null.type
     if pa.types.is_boolean(kind):
-        return hash_numbers(present.cast(pa.uint8()).to_numpy())
+        return hash_numbers(not_null.cast(pa.uint8()).to_numpy())
     if pa.types.is_decimal(kind):
-        return hash_bytes(*_decimal_bytes(present.unique().cast(pa.decimal128(kind.precision, kind.scale))))
+        return hash_bytes(*_decimal_bytes(not_null.unique().cast(pa.decimal128(kind.precision, kind.scale))))
     if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        texts = present.unique().cast(pa.large_binary())
+        texts = not_null.unique().cast(pa.large_binary())
         return hash_bytes(*_bytes(texts.filter(pc.greater(pc.binary_length(texts), 0))))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return hash_numbers(present.to_numpy())
+        return hash_numbers(not_null.to_numpy())
     if pa.types.is_date32(kind):
-        return hash_numbers(present.cast(pa.int32()).to_numpy())
+        return hash_numbers(not_null.cast(pa.int32()).to_numpy())
     if pa.types.is_timestamp(kind):
-        return hash_numbers(present.cast(pa.int64()).to_numpy())
+        return hash_numbers(not_null.cast(pa.int64()).to_numpy())
     raise TypeError(f"values of type {kind} have no distinct values to count")
 
 
@@ -119,10 +119,10 @@ def _decimal_bytes(decimals: pa.Decimal128Array) -> _Strings:
     stored = np.frombuffer(
         decimals.buffers()[1], np.uint8, len(decimals) * _DECIMAL_BYTES, decimals.offset * _DECIMAL_BYTES
     )
-    big = np.ascontiguousarray(stored.reshape(-1, _DECIMAL_BYTES)[:, ::-1])
-    sign = np.where(big[:, :1] >= 128, 255, 0).astype(np.uint8)
+    big_endian = np.ascontiguousarray(stored.reshape(-1, _DECIMAL_BYTES)[:, ::-1])
+    sign = np.where(big_endian[:, :1] >= 128, 255, 0).astype(np.uint8)
     # A leading byte is left out if it only repeats the sign of the next byte.
-    omitted = (big[:, :-1] == sign) & ((big[:, 1:] >= 128) == (sign == 255))
+    omitted = (big_endian[:, :-1] == sign) & ((big_endian[:, 1:] >= 128) == (sign == 255))
     skipped = np.logical_and.accumulate(omitted, axis=1).sum(axis=1)
-    starts = np.arange(len(big), dtype=np.int64) * _DECIMAL_BYTES
-    return big.reshape(-1), starts + skipped, starts + _DECIMAL_BYTES
+    starts = np.arange(len(big_endian), dtype=np.int64) * _DECIMAL_BYTES
+    return big_endian.reshape(-1), starts + skipped, starts + _DECIMAL_BYTES

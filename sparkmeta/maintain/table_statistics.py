@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # -- Register a snapshot's statistics file ----------------------------------------------------------------------------
-# It replaces the snapshot's previous one in the table's metadata.
+# The file replaces the snapshot's previous statistics file in the table's metadata.
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class StatisticsPlan(SnapshotPlan[TableT]):
 
 @dataclass(frozen=True)
 class SnapshotOptions(Options):
-    """Options of operations that compute something of a snapshot."""
+    """The options of operations on one snapshot."""
 
     snapshot_id: int | None = option(None, "the snapshot. Defaults to the current one.")
 
@@ -203,8 +203,10 @@ class TableStatsPlan(StatisticsPlan[TableT]):
         projection = self._schema.select(*self._columns)
         rows = read_rows(RowScan(self._filter, projection), choose(prune_manifests(self._filter)))
         fields = fields_of_rows(projection)
-        named = rows.toDF(*(f"c{place}" for place in range(len(projection.fields))))
-        values = named.select(*(fields[each].alias(f"value_{each}").column() for each in self._columns.values()))
+        named = rows.toDF(*(f"c{index}" for index in range(len(projection.fields))))
+        values = named.select(
+            *(fields[field_id].alias(f"value_{field_id}").column() for field_id in self._columns.values())
+        )
         parts = map_arrow(values, ColumnSketches(tuple(self._columns.values())).sketch, SKETCH_SCHEMA)
         return map_arrow(parts.repartition("field_id"), merge_sketches, SKETCH_SCHEMA)
 
@@ -279,22 +281,24 @@ def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPla
 
 def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
     """Return the ids of columns by name; by default, of primitive top-level columns."""
-    schema, where = state.types.snapshot_schema, state.metadata.location
+    schema, location = state.types.snapshot_schema, state.metadata.location
     if columns is None:
-        chosen = {each.name: each.field_id for each in schema.fields if _is_countable(each.field_type)}
+        chosen = {field.name: field.field_id for field in schema.fields if _is_countable(field.field_type)}
         if not chosen:
-            raise ValidationError(f"{where}: no column has a type whose distinct values can be counted")
+            raise ValidationError(f"{location}: no column has a type whose distinct values can be counted")
         return chosen
     chosen = {}
     for name in columns:
         try:
             column = schema.find_field(name)
         except ValueError as error:
-            raise ValidationError(f"{where}: the schema has no column {shown(name)}") from error
+            raise ValidationError(f"{location}: the schema has no column {shown(name)}") from error
         if not _is_countable(column.field_type):
-            raise UnsupportedError(f"{where}: column {name} is of type {column.field_type}: it has no distinct values")
+            raise UnsupportedError(
+                f"{location}: column {name} is of type {column.field_type}: it has no distinct values"
+            )
         if column.field_id not in fields_of_rows(schema):
-            raise UnsupportedError(f"{where}: column {name} is in a list or map: its values can't be counted")
+            raise UnsupportedError(f"{location}: column {name} is in a list or map: its values can't be counted")
         chosen[name] = column.field_id
     return chosen
 

@@ -98,7 +98,10 @@ class UpgradeSummary(PlanSummary):
             [
                 f"{becomes}, with a metadata tree",
                 f"{len(self.expressions)} new expressions for {self.specs} partition specs",
-                *(f"  expression {each.expr_id}: {_expression_text(each)}" for each in self.expressions),
+                *(
+                    f"  expression {expression.expr_id}: {_expression_text(expression)}"
+                    for expression in self.expressions
+                ),
                 *listed,
                 "Iceberg's Java library refuses the table from then on",
                 *self._manifests,
@@ -156,13 +159,15 @@ class UpgradePlan(TablePlan[TableT]):
     @cached_property
     def _summary(self) -> UpgradeSummary:
         metadata, upgraded = self.table.metadata, self.apply(self.table.state)
-        known = {expression.expr_id for expression in getattr(metadata, "expressions", [])}
+        known_ids = {expression.expr_id for expression in getattr(metadata, "expressions", [])}
         return UpgradeSummary(
             table=self.table.full_name,
             from_version=metadata.format_version,
             to_version=self.to_version,
             specs=len(metadata.partition_specs),
-            expressions=tuple(each for each in getattr(upgraded, "expressions", ()) if each.expr_id not in known),
+            expressions=tuple(
+                expression for expression in getattr(upgraded, "expressions", ()) if expression.expr_id not in known_ids
+            ),
             snapshots=len(metadata.snapshots),
             branches=tuple(_branches(self.table.state)),
             compaction=None if self.compaction is None else self.compaction.summary(),

@@ -64,7 +64,7 @@ class FileSystemOperations:
 
     Attributes:
         table_uuid: the expected table; None for any.
-        refusal: why the table can't be committed to, if it belongs to a catalog.
+        refusal: the reason why the table can't be committed to, if it belongs to a catalog; else None.
     """
 
     replaces_metadata: ClassVar[bool] = True
@@ -83,7 +83,10 @@ class FileSystemOperations:
         return self._load_newest()
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
-        """See `TableOperations.commit`. Also raises UnsupportedError if the table would move, or is a catalog's."""
+        """See `TableOperations.commit`.
+
+        Also raises UnsupportedError if the table would move, or belongs to a catalog.
+        """
         _refuse_move(self.folder, base, new)
         metadata, dropped = next_version(base, new)
         version = 1 if base is None else _version(base.metadata_location) + 1
@@ -102,10 +105,13 @@ class FileSystemOperations:
         return attempt.version
 
     def drop(self) -> str:
-        """Write the current metadata to a file that is not a version of the table, delete all versions, and return it.
+        """Drop the table: write its current metadata to a file that is not a version, and delete all versions.
 
-        The newest one is deleted last, so that there is a table until then. A version that is committed after the
+        The newest version is deleted last, so that the table exists until then. A version that is committed after the
         listing stays.
+
+        Returns:
+            The location of the file with the current metadata.
 
         Raises:
             NoSuchTableError, ValidationError: see `refresh`.
@@ -122,7 +128,7 @@ class FileSystemOperations:
         return dropped
 
     def _all_versions(self) -> tuple[TableVersion, list[str]]:
-        """Return the current version, and the files of all others by their numbers."""
+        """Return the current version, and the files of all older versions, oldest first."""
         for _ in range(_LOADS):
             newest = self.refresh()
             listed = (status.location for status in self.files.list(join(self.folder, METADATA), VERSIONED_FILES))
@@ -168,7 +174,7 @@ class FileSystemOperations:
         try:
             if cause is None and self._is_newest(attempt.version.metadata_location):
                 return
-            # Others have committed since, on this version or on a deleted one with the same name.
+            # Other commits have followed, on this version or on a deleted one with the same name.
         except Exception as error:  # noqa: BLE001 - the file has been written
             cause = error
         outcome = outcome_of(lambda: self._outcome(attempt), attempt.version.metadata.properties)
@@ -178,8 +184,10 @@ class FileSystemOperations:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
 
     def _is_newest(self, location: str) -> bool:
-        """Return whether neither the listing nor the hint has a later version: a listing may miss concurrent
-        changes."""
+        """Return whether neither the listing nor the hint has a later version.
+
+        A listing alone may miss concurrent changes.
+        """
         listed = newest_listed(self.files, self.folder)
         return listed.location == location and (hinted_version(self.files, self.folder) or 0) <= listed.version
 
@@ -190,14 +198,14 @@ class FileSystemOperations:
         try:
             newest = self.refresh()
         except NoSuchTableError:
-            nothing = attempt.base is None and is_local(self.folder)
-            return Outcome.LOST if nothing else Outcome.UNKNOWN
+            is_settled = attempt.base is None and is_local(self.folder)
+            return Outcome.LOST if is_settled else Outcome.UNKNOWN
         if attempt.is_in(newest, ours is True):
             return Outcome.WON
         if ours is None:
             # A write to a disk has ended, but a request to a store may still be under way.
-            unmoved = attempt.base is not None and newest.metadata_location == attempt.base.metadata_location
-            return Outcome.LOST if unmoved and is_local(self.folder) else Outcome.UNKNOWN
+            is_unmoved = attempt.base is not None and newest.metadata_location == attempt.base.metadata_location
+            return Outcome.LOST if is_unmoved and is_local(self.folder) else Outcome.UNKNOWN
         return Outcome.LOST if attempt.snapshot_ids else Outcome.UNKNOWN
 
     def _is_ours(self, attempt: _Attempt) -> bool | None:
@@ -235,10 +243,10 @@ class _Attempt:
     snapshot_ids: set[int]
 
     def is_in(self, newest: TableVersion, ours: bool) -> bool:
-        """Return whether a later version follows from this one.
+        """Return whether the newest version is the attempt's own, or follows from it.
 
-        It does if it has the new snapshots. If there are none, its metadata log must have both name and time of this
-        version, since another version may have had the name.
+        A version follows if it has the attempt's snapshots. If the attempt adds none, the version's metadata log must
+        have both the name and the time of the attempt's version, since another version may have had the name.
 
         Args:
             ours: whether the file at the attempt's location exists and was written by it.

@@ -146,8 +146,8 @@ def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_ide
     old_name, new_name = ".".join(identifier), ".".join(new_identifier)
     copied = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier, iceberg.NoSuchTableError))
     properties = copied.get("Parameters", {})
-    both = f"{old_name} may have the second name {new_name}"
-    _create(catalog, new_identifier, _construct_rename_table_input(new_identifier[-1], copied), properties, both)
+    copied_entry = _construct_rename_table_input(new_identifier[-1], copied)
+    _create(catalog, new_identifier, copied_entry, properties, f"{old_name} may have the second name {new_name}")
     is_sent = False
     try:
         _refuse_changed(catalog, identifier, copied)
@@ -210,7 +210,10 @@ def _create(
 
 
 def _drop_copy(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> bool:
-    """Drop a new name whose table still has the old one, unless there was a commit to it. Return whether it is gone."""
+    """Drop the new name of a table that still has its old one, and return whether the new name is gone.
+
+    After a commit under the new name, it stays.
+    """
 
     def check() -> Outcome:
         entry = _entry(catalog, identifier)
@@ -238,7 +241,7 @@ def _entry(catalog: GlueCatalog, identifier: tuple[str, ...]) -> Mapping[str, An
 
 
 def _is_same(entry: Mapping[str, Any] | None, before: Mapping[str, Any]) -> bool:
-    """Return whether an entry is unchanged. A new table's versions start over, but have other locations."""
+    """Return whether an entry is unchanged. The versions of a new table's entry start over, with other locations."""
     if entry is None:
         return False
     return (entry.get("VersionId"), _location_of(entry)) == (before.get("VersionId"), _location_of(before))

@@ -98,8 +98,8 @@ def hinted_version(files: Files, folder: str) -> int | None:
         lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
     except NotFoundError:
         return None
-    first = lines[0].strip() if lines else b""
-    return int(first) if first.isdigit() and len(first) < 11 else None
+    first_line = lines[0].strip() if lines else b""
+    return int(first_line) if first_line.isdigit() and len(first_line) < 11 else None
 
 
 def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:

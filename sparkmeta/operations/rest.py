@@ -84,9 +84,9 @@ class TimedRestCatalog(RestCatalog):
         send, limits = session.send, tuple(_seconds(self.properties, name) for name in _LIMITS)
 
         # An adapter would not suffice: pyiceberg mounts its own adapter for SigV4.
-        def send_in_time(request: PreparedRequest, **named: Any) -> Response:
-            named["timeout"] = named.get("timeout") or limits
-            return send(request, **named)
+        def send_in_time(request: PreparedRequest, **options: Any) -> Response:
+            options["timeout"] = options.get("timeout") or limits
+            return send(request, **options)
 
         session.send = send_in_time  # type: ignore[method-assign]
 
@@ -112,7 +112,7 @@ _NOT_IMPLEMENTED = 501
 _REPORT_METRICS = Endpoint(http_method=HttpMethod.POST, path=f"{API_PREFIX}/{Endpoints.load_table}/metrics")
 _REPORT_SECONDS = 5
 _PAUSE_SECONDS = 300
-# Catalogs that did not take a report -> when to send them reports again.
+# Catalogs that did not take a report -> the time from which to send them reports again.
 _pauses: WeakKeyDictionary[RestCatalog, float] = WeakKeyDictionary()
 # Status codes of servers that lack an operation.
 _UNSUPPORTED: dict[int, type[Exception]] = dict.fromkeys((405, 406), NotImplementedError)
@@ -122,9 +122,9 @@ class LoadedTable(NamedTuple):
     """A table as a REST catalog describes it.
 
     Attributes:
-        io: the access to its files, with the credentials that the catalog provides for it.
+        io: the FileIO for its files, with the credentials that the catalog provides for it.
         token: the bearer token for further requests about the table; None for the catalog's.
-        credentials: what the catalog has vended for the table's files.
+        credentials: the credentials that the catalog has vended for the table's files.
     """
 
     version: TableVersion
@@ -142,7 +142,7 @@ class RestOperations:
     Attributes:
         table_uuid: the expected table; None for any.
         token: the table's own bearer token; None for the catalog's.
-        credentials: what the catalog has vended for the table's files when the table was loaded.
+        credentials: the credentials that the catalog vended for the table's files when the table was loaded.
     """
 
     refusal: ClassVar[str | None] = None
@@ -189,7 +189,7 @@ class RestOperations:
                 return self._settled(attempt, error)
 
     def takes_reports(self) -> bool:
-        """Return whether the catalog takes metrics reports: its server offers it, and no property forbids it.
+        """Return whether the catalog takes metrics reports: its server offers the endpoint, and no property forbids it.
 
         After a failure, none are sent to the catalog for a while.
         """
@@ -337,8 +337,8 @@ def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metad
 def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
     """Rename a table. Call it inside `with catalog_errors(...)`."""
     catalog._check_endpoint(Capability.V1_RENAME_TABLE)
-    ends = {"source": identifier, "destination": new_identifier}
-    request = {end: {"namespace": names[:-1], "name": names[-1]} for end, names in ends.items()}
+    identifiers = {"source": identifier, "destination": new_identifier}
+    request = {key: {"namespace": names[:-1], "name": names[-1]} for key, names in identifiers.items()}
     rest_request(catalog, "POST", catalog.url(Endpoints.rename_table), _RENAMING, request)
 
 
@@ -418,9 +418,9 @@ def _loaded(catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[s
 
 
 def _in_config(config: Mapping[str, str], metadata: TableMetadata) -> list[StorageCredential]:
-    """Return the credentials of a catalog that vends them in a table's configuration."""
-    of_files = {name: value for name, value in config.items() if name.startswith(IO_PROPERTIES)}
-    return [StorageCredential(prefix=metadata.location, config=of_files)] if secrets_in(of_files) else []
+    """Return the credentials that a catalog has put into a table's configuration, instead of a list of credentials."""
+    file_properties = {name: value for name, value in config.items() if name.startswith(IO_PROPERTIES)}
+    return [StorageCredential(prefix=metadata.location, config=file_properties)] if secrets_in(file_properties) else []
 
 
 def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> TableVersion:
@@ -447,8 +447,8 @@ _LAST_ADDED = -1
 class RestViewOperations:
     """The operations of a view in a REST catalog.
 
-    The server applies the difference of base and new metadata to its own version. It refuses a commit if another view
-    has replaced the base's, but not if the base is outdated.
+    The server applies the difference between base and new metadata to its own version. It refuses a commit if another
+    view has replaced the base's, but not if the base is outdated.
 
     Attributes:
         view_uuid: the expected view; None for any.
@@ -481,7 +481,7 @@ class RestViewOperations:
                 return self.refresh()
 
     def rename(self, names: tuple[str, ...]) -> None:
-        """Give the view another name. Raises NoSuchViewError, ViewAlreadyExistsError or NoSuchNamespaceError."""
+        """Rename the view. Raises NoSuchViewError, ViewAlreadyExistsError or NoSuchNamespaceError."""
         self.refresh()
         with catalog_errors(self.catalog, names):
             refuse_missing_namespace(self.catalog, names)
@@ -503,14 +503,14 @@ class RestViewOperations:
         return request | ({"location": new.location} if new.location else {})
 
     def _outcome(self, base: LoadedView | None, new: ViewMetadata) -> Outcome:
-        """Return whether the view equals the commit's result; if not, the request may still be under way."""
+        """Return WON if the view equals the commit's result; otherwise the request may still be under way."""
         try:
             current = self.refresh().metadata
         except NoSuchViewError:
             return Outcome.UNKNOWN
-        removed = base.metadata.properties.keys() - new.properties.keys() if base is not None else set()
+        removed_keys = base.metadata.properties.keys() - new.properties.keys() if base is not None else set()
         has_properties = (
-            new.properties.items() <= current.properties.items() and not removed & current.properties.keys()
+            new.properties.items() <= current.properties.items() and not removed_keys & current.properties.keys()
         )
         return Outcome.WON if has_properties and _same_current(current, new) else Outcome.UNKNOWN
 
@@ -541,12 +541,12 @@ def list_rest_views(catalog: RestCatalog, namespace: tuple[str, ...]) -> list[tu
 
 def _refuse_missing_endpoint(catalog: RestCatalog, method: HttpMethod, endpoint: str) -> None:
     """Raise UnsupportedError if the server does not offer an operation on views."""
-    needed = Endpoint(http_method=method, path=f"{API_PREFIX}/{endpoint}")
-    # Old servers do not list what they offer: then the user says whether they offer views.
-    claimed = property_as_bool(catalog.properties, VIEW_ENDPOINTS_SUPPORTED, False)
-    if needed not in catalog._supported_endpoints and not claimed:
+    endpoint_needed = Endpoint(http_method=method, path=f"{API_PREFIX}/{endpoint}")
+    # Old servers do not list their endpoints: a property then says whether they offer views.
+    is_claimed = property_as_bool(catalog.properties, VIEW_ENDPOINTS_SUPPORTED, False)
+    if endpoint_needed not in catalog._supported_endpoints and not is_claimed:
         raise UnsupportedError(
-            f"catalog {catalog.name}: the server does not offer {needed}: if it does, set "
+            f"catalog {catalog.name}: the server does not offer {endpoint_needed}: if it does, set "
             f"{VIEW_ENDPOINTS_SUPPORTED}=true"
         )
 
@@ -558,25 +558,25 @@ def _commit_request(base: ViewMetadata, new: ViewMetadata) -> dict[str, Any]:
 
 
 def _updates(base: ViewMetadata, new: ViewMetadata) -> list[dict[str, Any]]:
-    """Return the updates that make `new` of `base`. Servers assign the ids and expire old versions themselves."""
+    """Return the updates that turn `base` into `new`. Servers assign the ids and expire old versions themselves."""
     schema_ids = {schema.schema_id for schema in base.schemas}
     added_schemas = [schema for schema in new.schemas if schema.schema_id not in schema_ids]
     updates: list[dict[str, Any]] = [
         {"action": "add-schema", "schema": schema_to_json(schema)} for schema in added_schemas
     ]
-    added = [version for version in new.versions if base.version_by_id(version.version_id) is None]
-    for version in added:
+    added_versions = [version for version in new.versions if base.version_by_id(version.version_id) is None]
+    for version in added_versions:
         document = view_version_to_json(version)
         if version.schema_id not in schema_ids:
             document["schema-id"] = _LAST_ADDED
         updates.append({"action": "add-view-version", "view-version": document})
     if new.current_version_id != base.current_version_id:
-        current = _LAST_ADDED if added else new.current_version_id
+        current = _LAST_ADDED if added_versions else new.current_version_id
         updates.append({"action": "set-current-view-version", "view-version-id": current})
-    if changed := dict(new.properties.items() - base.properties.items()):
-        updates.append({"action": "set-properties", "updates": changed})
-    if removed := sorted(base.properties.keys() - new.properties.keys()):
-        updates.append({"action": "remove-properties", "removals": removed})
+    if set_properties := dict(new.properties.items() - base.properties.items()):
+        updates.append({"action": "set-properties", "updates": set_properties})
+    if removed_keys := sorted(base.properties.keys() - new.properties.keys()):
+        updates.append({"action": "remove-properties", "removals": removed_keys})
     return updates
 
 

@@ -29,15 +29,15 @@ class SqlOperations(PointerOperations):
 
     def _move(self, attempt: PointerCommit) -> None:
         """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
-        committing = False
+        is_committing = False
         try:
             with self.catalog.engine.connect() as connection:
                 self._execute(connection, attempt)
-                committing = True
+                is_committing = True
                 _commit(connection)
         except Exception as error:
             # A transaction that fails before its COMMIT was sent is rolled back.
-            outcome = outcome_of(lambda: self._outcome(attempt), attempt.properties) if committing else Outcome.LOST
+            outcome = outcome_of(lambda: self._outcome(attempt), attempt.properties) if is_committing else Outcome.LOST
             if outcome is Outcome.LOST:
                 discard(self.files, [attempt.version.metadata_location])
             if outcome is not Outcome.WON:
@@ -107,17 +107,17 @@ class SqlOperations(PointerOperations):
 
     def _update(self, base_location: str, location: str) -> Update:
         is_base = IcebergTables.metadata_location == base_location
-        moved = {"metadata_location": location, "previous_metadata_location": base_location}
-        return update(IcebergTables).where(*self._is_table(), is_base).values(**moved)
+        values = {"metadata_location": location, "previous_metadata_location": base_location}
+        return update(IcebergTables).where(*self._is_table(), is_base).values(**values)
 
     def _is_table(self) -> list[ColumnElement[bool]]:
         namespace, name = self._names()
-        no_view = self.catalog._iceberg_type_filter()
+        type_filter = self.catalog._iceberg_type_filter()
         return [
             IcebergTables.catalog_name == self.catalog.name,
             IcebergTables.table_namespace == namespace,
             IcebergTables.table_name == name,
-            *([] if no_view is None else [no_view]),
+            *([] if type_filter is None else [type_filter]),
         ]
 
     def _names(self) -> tuple[str, str]:

@@ -68,14 +68,14 @@ class TableOperations(Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why the table can't be committed to; None if it can."""
+        """The reason why the table can't be committed to; None if it can."""
 
     @property
     def replaces_metadata(self) -> bool:
         """Whether a commit replaces the whole metadata, which may then describe a metadata tree (format version 4).
 
-        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them even if other
-        parts have changed.
+        Otherwise the catalog receives updates, with requirements for some parts of the base. It accepts them even if
+        other parts have changed.
         """
 
     def refresh(self) -> TableVersion:
@@ -113,7 +113,7 @@ class StaticOperations:
     """The operations of one metadata file, for which newer versions are unknown.
 
     Attributes:
-        refusal: why the table can't be committed to.
+        refusal: the reason why the table can't be committed to.
     """
 
     replaces_metadata: ClassVar[bool] = True
@@ -131,7 +131,7 @@ class StaticOperations:
 
 
 class Outcome(Enum):
-    """Whether an attempt to commit succeeded."""
+    """The outcome of an attempt to commit."""
 
     WON = "won"
     LOST = "lost"
@@ -175,7 +175,7 @@ def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
 def _as_in_table(location: str, metadata: TableMetadata) -> str:
     """Return the location of a metadata file, in the spelling of the table's location.
 
-    Otherwise the log of a tree with relative locations would name the file at its place before the table moved.
+    Otherwise the log of a tree with relative locations would name the location before the table moved.
     """
     if not isinstance(metadata, TableMetadataV4) or not metadata.relative_locations:
         return location
@@ -203,10 +203,10 @@ def readable_text(metadata: TableMetadata, location: str) -> bytes:
     """Return the JSON of new metadata, after it has been parsed as readers do.
 
     Args:
-        location: The file to write, for error messages.
+        location: the file to write, for error messages.
 
     Raises:
-        ValidationError: No reader could read the file.
+        ValidationError: no reader could read the file.
     """
     try:
         text = metadata_file_text(metadata).encode()
@@ -309,7 +309,7 @@ class BaseTable:
         state: the version's metadata and current snapshot.
         metadata_location: the metadata file that the version was read from.
         identifier: the table's identifier in its catalog, or else its folder or metadata file.
-        operations: load and commit newer versions.
+        operations: loads and commits newer versions.
     """
 
     state: TableState

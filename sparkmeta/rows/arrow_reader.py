@@ -1,4 +1,4 @@
-"""Read rows of data files with Arrow: in tasks what Spark's reader can't read, on the driver few files of any kind."""
+"""Read rows of data files with Arrow: few files on the driver, files that Spark's reader can't read in tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 PART_BYTES = 128 << 20
 # Bytes of files that a process without Spark reads for a change of rows.
 ALONE_BYTES = 512 << 20
-# What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
+# The cost of opening a file, in bytes to read (Iceberg's default of read.split.open-file-cost).
 _OPEN_FILE = 4 << 20
 
 _METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
@@ -59,7 +59,7 @@ _METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerTyp
 PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
 )  # fmt: skip
-"""The columns of plans that tasks need of a data file."""
+"""The columns of a plan that tasks need to read a data file."""
 
 
 def read_by_tasks(
@@ -68,21 +68,21 @@ def read_by_tasks(
     """Return the live rows of planned data files that match a filter.
 
     Args:
-        scan_filter: The filter and the table.
-        planned: Any rows of `plan_files`.
-        projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow the table's columns. With `_deleted`, deleted rows are
+        scan_filter: the filter and the table.
+        planned: any rows of `plan_files`.
+        projected: the columns of the table to read.
+        metadata_columns: names of metadata columns, which follow the table's columns. With `_deleted`, deleted rows are
             included.
 
     Raises:
-        UnsupportedError: Tasks can't open the table's files in this session.
+        UnsupportedError: tasks can't open the table's files in this session.
     """
     state = scan_filter.state
     leaves = filter_leaves(scan_filter)
     rows = task_rows(state, projected, metadata_columns, leaves)
     row_type = _row_type(state, projected, rows.columns[len(projected.fields) :], leaves)
-    read = map_arrow(planned_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
-    matching = where(read, _matches(scan_filter))
+    with_leaves = map_arrow(planned_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
+    matching = where(with_leaves, _matches(scan_filter))
     return matching.select(row_type.fieldNames()[: len(rows.columns)]).toDF(*(column.name for column in rows.columns))
 
 
@@ -95,7 +95,9 @@ def driver_reads(state: TableState, planned: pa.Table) -> bool:
         [("content_size_in_bytes", "max"), ("file_size_in_bytes", "max")]
     )
     sizes = pc.coalesce(deletes.column("content_size_in_bytes_max"), deletes.column("file_size_in_bytes_max"))
-    size = sum(pc.sum(each, min_count=0).as_py() for each in (planned.column("file_size_in_bytes"), sizes))
+    size = sum(
+        pc.sum(byte_counts, min_count=0).as_py() for byte_counts in (planned.column("file_size_in_bytes"), sizes)
+    )
     if state.access.alone:
         return bool(size <= ALONE_BYTES)
     return size <= PART_BYTES and len(planned) + len(deletes) <= DRIVER_REQUESTS
@@ -114,17 +116,17 @@ def read_on_driver(
     """Return the rows of `read_by_tasks` in memory, read by threads of the driver.
 
     Args:
-        scan_filter: The filter and the table.
-        planned: Rows of `plan_files`, for which `driver_reads`.
-        projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow the table's columns.
-        row_limit: How many rows to return at most. Files are then read one after another until there are enough.
-        matches: Whether to return the rows that match the filter, or those that don't.
-        keep: Returns the rows of a batch to return; None for all.
+        scan_filter: the filter and the table.
+        planned: rows of `plan_files` for which `driver_reads` returns True.
+        projected: the columns of the table to read.
+        metadata_columns: names of metadata columns, which follow the table's columns.
+        row_limit: the maximum number of rows. Files are then read one after another until there are enough.
+        matches: whether to return the rows that match the filter, or the rows that don't.
+        keep: returns the rows of a batch to return; None for all.
 
     Raises:
-        CorruptFileError: A data file or delete file is damaged.
-        NotFoundError: One is missing.
+        CorruptFileError: a data file or delete file is damaged.
+        NotFoundError: a data file or delete file is missing.
     """
     rows, units = MatchingRows.of(scan_filter, projected, metadata_columns, matches=matches), _whole_files(planned)
     if row_limit is None:
@@ -134,10 +136,10 @@ def read_on_driver(
 
 
 def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str] = ()) -> MatchingRows:
-    """Return what reads the rows of `read_by_tasks` on the driver, for `read_in_batches`.
+    """Return the reader of the rows of `read_by_tasks` on the driver, for `read_in_batches`.
 
     Raises:
-        UnsupportedError: The driver can't open the table's files in this session.
+        UnsupportedError: the driver can't open the table's files in this session.
     """
     rows, state = MatchingRows.of(scan_filter, projected, metadata_columns), scan_filter.state
     if state.access.driver is None:
@@ -153,27 +155,29 @@ def read_in_batches(
 ) -> pa.RecordBatchReader:
     """Return a reader of rows. The driver reads one file after another, when the reader is asked for more.
 
-    It holds a batch of one file, and what `DeleteReader` caches.
+    The driver holds a batch of one file, and the deletes that `DeleteReader` caches.
 
     Args:
-        rows: Reads the files.
-        planned: Rows of `plan_files`, in tables.
-        row_limit: How many rows to return at most.
+        rows: reads the files.
+        planned: rows of `plan_files`, in tables.
+        row_limit: the maximum number of rows.
     """
     batches = rows.read(batch for files in planned for batch in _whole_files(files).to_batches())
-    chosen = batches if row_limit is None else _limited(batches, row_limit)
-    return pa.RecordBatchReader.from_batches(rows.schema, chosen)
+    limited = batches if row_limit is None else _limited(batches, row_limit)
+    return pa.RecordBatchReader.from_batches(rows.schema, limited)
 
 
 def _whole_files(planned: pa.Table) -> pa.Table:
     """Return the `parts` of files that are not cut."""
-    named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
-    units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))
+    further_columns = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
+    units = planned.select([*PLANNED, *further_columns]).append_column(
+        START, pa.repeat(pa.scalar(0, pa.int64()), len(planned))
+    )
     return units.append_column(STOP, pa.nulls(len(units), pa.int64()))
 
 
 def _limited(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows of batches, without asking for more batches than these take."""
+    """Yield the first rows of batches. Consume no more batches than needed."""
     for batch in batches if rows else ():
         yield batch.slice(0, rows)
         rows -= min(rows, len(batch))
@@ -182,7 +186,7 @@ def _limited(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Record
 
 
 def _matches(scan_filter: ScanFilter) -> Sql:
-    """Return whether the filter keeps a row that tasks yield."""
+    """Return the condition that the filter keeps a row that tasks yield."""
     return row_predicate(scan_filter.row_filter, _leaf_value(leaves_of(scan_filter.schema)))
 
 
@@ -201,9 +205,9 @@ class MatchingRows:
     """Reads the live rows of planned files that match a filter.
 
     Attributes:
-        rows: Reads the rows.
-        condition: The filter, on the columns that `rows` reads for it.
-        schema: The Arrow schema of the result.
+        rows: reads the rows.
+        condition: the filter, on the columns that `rows` reads for it.
+        schema: the Arrow schema of the result.
     """
 
     rows: RowReader
@@ -214,7 +218,7 @@ class MatchingRows:
     def of(
         scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str], *, matches: bool = True
     ) -> MatchingRows:
-        """Return the reader of the rows that match a filter, or of those that don't; see `read_by_tasks`."""
+        """Return the reader of the rows that match a filter, or of the rows that don't; see `read_by_tasks`."""
         state = scan_filter.state
         rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
         condition, schema = _matches(scan_filter), arrow_schema(row_type(state, projected, metadata_columns))
@@ -227,12 +231,16 @@ class MatchingRows:
         """
         if self.rows.shows_deleted:
             return self
-        chosen = set(names)
-        places = [place for place, name in enumerate(self.schema.names) if name in chosen] or [0]
-        read, leaves = self.rows.schema, range(len(self.schema), len(self.rows.schema))
-        columns = tuple(self.rows.columns[place] for place in places)
-        rows = replace(self.rows, columns=columns, schema=pa.schema([read.field(each) for each in (*places, *leaves)]))
-        return replace(self, rows=rows, schema=pa.schema([self.schema.field(place) for place in places]))
+        wanted_names = set(names)
+        indices = [index for index, name in enumerate(self.schema.names) if name in wanted_names] or [0]
+        read_schema, leaves = self.rows.schema, range(len(self.schema), len(self.rows.schema))
+        columns = tuple(self.rows.columns[index] for index in indices)
+        rows = replace(
+            self.rows,
+            columns=columns,
+            schema=pa.schema([read_schema.field(field_index) for field_index in (*indices, *leaves)]),
+        )
+        return replace(self, rows=rows, schema=pa.schema([self.schema.field(index) for index in indices]))
 
     def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of parts of files; see `RowReader.read`."""
@@ -250,10 +258,10 @@ def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[n
     """Return the `parts` of files that the driver has planned, with the columns that tasks need, and their sizes."""
     length = planned.column("file_size_in_bytes").to_numpy()
     is_parquet = pc.equal(pc.utf8_upper(planned.column("file_format")), "PARQUET").to_numpy()
-    last = np.maximum(length - 1, 0) // PART_BYTES * is_parquet
-    files = np.repeat(np.arange(len(planned)), last + 1)
-    part = np.arange(len(files)) - np.repeat(np.cumsum(last + 1) - last - 1, last + 1)
-    is_last = part == last[files]
+    last_part = np.maximum(length - 1, 0) // PART_BYTES * is_parquet
+    files = np.repeat(np.arange(len(planned)), last_part + 1)
+    part = np.arange(len(files)) - np.repeat(np.cumsum(last_part + 1) - last_part - 1, last_part + 1)
+    is_last = part == last_part[files]
     sizes = np.where(is_last, length[files] - part * PART_BYTES, PART_BYTES)
     names = [*PLANNED, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names)]
     stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
@@ -263,8 +271,8 @@ def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[n
 
 def row_shares(parts: pa.Table, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[pa.Table]:
     """Pack neighbouring parts of files, as `parts_table` returns them, into shares of one task."""
-    for places in packed(range(len(parts)), PART_BYTES, (sizes + _OPEN_FILE).tolist().__getitem__):
-        yield parts.slice(places[0], len(places))
+    for rows in packed(range(len(parts)), PART_BYTES, (sizes + _OPEN_FILE).tolist().__getitem__):
+        yield parts.slice(rows[0], len(rows))
 
 
 def task_rows(
@@ -273,13 +281,13 @@ def task_rows(
     """Return the reader of planned data files for tasks; see `read_by_tasks`.
 
     Args:
-        state: The table.
-        projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow the table's columns.
-        leaves: Fields of the table, which follow the columns.
+        state: the table.
+        projected: the columns of the table to read.
+        metadata_columns: names of metadata columns, which follow the table's columns.
+        leaves: fields of the table, which follow the columns.
 
     Raises:
-        UnsupportedError: Tasks can't open the table's files in this session.
+        UnsupportedError: tasks can't open the table's files in this session.
     """
     if state.access.tasks is None:
         raise UnsupportedError(
@@ -295,7 +303,7 @@ def task_rows(
         tuple(_key_columns(state)),
         arrow_schema(_row_type(state, projected, metadata, leaves)),
         name_mapping(state.metadata),
-        _identity_places(state),
+        _identity_indices(state),
     )
 
 
@@ -349,14 +357,14 @@ def _key_columns(state: TableState) -> Iterable[ComparedField]:
     return [leaf for leaf in by_id.values() if leaf.id in state.types.primitive_fields]
 
 
-def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
+def _identity_indices(state: TableState) -> dict[int, dict[int, int | None]]:
     """Return spec id -> column id -> the index of its identity partition field in `partition`.
 
     The index is None if plans omit the field because its column was dropped.
     """
-    places = {field.field_id: place for place, field in enumerate(state.types.partition_type.fields)}
+    index_by_field = {field.field_id: index for index, field in enumerate(state.types.partition_type.fields)}
     return {
-        spec_id: {column_id: places.get(field_id) for column_id, field_id in identity_sources(spec).items()}
+        spec_id: {column_id: index_by_field.get(field_id) for column_id, field_id in identity_sources(spec).items()}
         for spec_id, spec in state.specs.items()
     }
 
@@ -370,11 +378,13 @@ def parts(planned: DataFrame, *others: str) -> DataFrame:
     """Return one row per part of the files. A file's last part has no end, regardless of the size in the manifest.
 
     Args:
-        planned: Rows of `plan_files`.
-        others: Names of further columns to keep, which not all plans have.
+        planned: rows of `plan_files`.
+        others: names of further columns to keep, which not all plans have.
     """
-    last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
-    numbered = planned.selectExpr(*PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
+    last_part = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
+    numbered = planned.selectExpr(
+        *PLANNED, *others, f"{last_part} AS last", f"explode(sequence(0L, {last_part})) AS part"
+    )
     stop = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {STOP}"
     return numbered.selectExpr(*PLANNED, *others, f"part * {PART_BYTES} AS {START}", stop)
 

@@ -72,13 +72,13 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
     other operations are ignored, and rows may have been deleted since. The plan runs at once.
 
     Args:
-        scan: The rows and columns to read.
+        scan: the rows and columns to read.
         from_exclusive: None for the whole history.
         to_inclusive: None for the current snapshot.
 
     Raises:
-        NoSuchSnapshotError: The table does not have one of the snapshots.
-        ValidationError: The first is not an ancestor of the second, or the history between them has expired.
+        NoSuchSnapshotError: the table does not have one of the snapshots.
+        ValidationError: the first is not an ancestor of the second, or the history between them has expired.
     """
     entries = appended_entries(scan.filter, from_exclusive, to_inclusive)
     if entries is None:
@@ -109,7 +109,7 @@ def appended_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles 
     The files have `_commit_snapshot_id`.
     """
     plan = _without_deletes(_added(entry_changes(scan_filter, [snapshot])), scan_filter)
-    return None if plan is None else _placed(PlannedFiles.of([plan], scan_filter.state, SNAPSHOT), [snapshot])
+    return None if plan is None else _with_ordinals(PlannedFiles.of([plan], scan_filter.state, SNAPSHOT), [snapshot])
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], columns: Iterable[str] = ()) -> EntryChanges:
@@ -188,8 +188,8 @@ class ChangedFiles:
 
     Attributes:
         whole: files that a snapshot added or removed. All their live rows changed.
-        partly: files whose deletes a snapshot changed. The rows that `SELECTED_BY` deletes changed: those deleted only
-            before or only after the snapshot.
+        partly: files whose deletes a snapshot changed. The changed rows are the rows that `SELECTED_BY` deletes, either
+            only before or only after the snapshot.
     """
 
     whole: PlannedFiles
@@ -214,11 +214,11 @@ class ChangedFiles:
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
         """Return `all_parts` of only some snapshots or, with `invert`, of all others."""
-        chosen = (
+        sides = (
             files.filter(np.isin(files.numbers(_ORDINAL), ordinals, invert=invert))
             for files in (self.whole, self.partly)
         )
-        return ChangedFiles(*chosen).all_parts()
+        return ChangedFiles(*sides).all_parts()
 
 
 def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> ChangedFiles | None:
@@ -243,15 +243,15 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
     files = PlannedFiles.of(
         [RowPlan.union(batch, scan_filter.state) for batch in _batches(plans)], scan_filter.state, SNAPSHOT, _IS_AFTER
     )
-    return _compared(_placed(files, snapshots))
+    return _compared(_with_ordinals(files, snapshots))
 
 
 def live_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles:
-    """Plan the data files that a snapshot has, with their deletes, and with the columns of changes that insert."""
+    """Plan the data files of a snapshot, with their deletes, and with the columns of changes that insert."""
     state = scan_filter.state.at(snapshot)
     plan = plan_rows(choose(prune_manifests(replace(scan_filter, state=state))))
     marked = with_columns(plan.rows, _snapshot_id(snapshot))
-    return inserted(_placed(PlannedFiles.of([replace(plan, rows=marked)], state, SNAPSHOT), [snapshot]))
+    return inserted(_with_ordinals(PlannedFiles.of([replace(plan, rows=marked)], state, SNAPSHOT), [snapshot]))
 
 
 def _snapshot_id(snapshot: Snapshot) -> Aliased:
@@ -263,8 +263,8 @@ def inserted(files: PlannedFiles) -> PlannedFiles:
     return replace(files, table=_changes(files, INSERT))
 
 
-def _placed(files: PlannedFiles, snapshots: Sequence[Snapshot]) -> PlannedFiles:
-    """Return files with the places of the snapshots that changed them, given by `SNAPSHOT`."""
+def _with_ordinals(files: PlannedFiles, snapshots: Sequence[Snapshot]) -> PlannedFiles:
+    """Add the ordinal of the snapshot that changed each file, given by `SNAPSHOT`."""
     table = files.table.rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
     ordinals = pc.index_in(table.column(_SNAPSHOT_ID), ids)
@@ -277,7 +277,7 @@ def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
         yield plans[start : start + _PLANS_AT_ONCE]
 
 
-# -- What snapshots changed -------------------------------------------------------------------------------------------
+# -- The changes of snapshots -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -288,11 +288,11 @@ class _Step:
         snapshot: the snapshot.
         pruned_at: returns the manifests that a scan of a snapshot opens, given its id.
         changes: the snapshot's changes.
-        added: the paths of data files that it added.
-        removed: the paths of data files that it removed.
-        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added, since these
-            have its own sequence number.
-        targets: the paths of data files whose deletes it changed, except removed files.
+        added: the paths of added data files.
+        removed: the paths of removed data files.
+        adds_deletes: whether the snapshot added deletes. If not, no delete applies to the added data files, since they
+            have the snapshot's own sequence number.
+        targets: the paths of data files whose deletes the snapshot changed, except removed files.
         shared_deletes: the locations of added and removed deletes that don't name their data file.
         partitions: without Spark, the specs and partitions of added and removed deletes; else None.
     """
@@ -318,26 +318,26 @@ class _Step:
 
     @property
     def added_alone(self) -> bool:
-        """Whether it added data files and no deletes."""
+        """Whether the snapshot added data files and no deletes."""
         return bool(len(self.added)) and not self.adds_deletes
 
     def plans(self) -> Iterator[RowPlan]:
         """Yield plans of the files with changed rows, before and after the snapshot."""
         if (len(self.removed) or len(self.targets)) and (before := self.before) is not None:
             yield from self._plans(before, changed=bool(len(self.removed)), is_after=False)
-        adds = bool(len(self.added)) and self.adds_deletes
-        if adds or len(self.targets):
-            yield from self._plans(self.after, changed=adds, is_after=True)
+        plans_added = bool(len(self.added)) and self.adds_deletes
+        if plans_added or len(self.targets):
+            yield from self._plans(self.after, changed=plans_added, is_after=True)
 
     def _plans(self, pruned: PrunedManifests, *, changed: bool, is_after: bool) -> Iterator[RowPlan]:
         """Yield plans before or after the snapshot: of the data files that it changed, and of `targets`."""
         if changed:
             entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
-            shown = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
-            for data in _united(_added(shown) if is_after else _removed(shown)):
+            changes = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
+            for data in _united(_added(changes) if is_after else _removed(changes)):
                 # An added file that was already listed may be in `targets`, whose plan has all entries of its paths.
-                others = _with_paths(where(data, may_match(pruned.filter)), self.targets, how="left_anti")
-                yield self._plan(replace(entries, data=others), is_after=is_after)
+                unplanned = _with_paths(where(data, may_match(pruned.filter)), self.targets, how="left_anti")
+                yield self._plan(replace(entries, data=unplanned), is_after=is_after)
         if len(self.targets):
             entries = read_entries(choose(self._of_deletes(pruned, self.targets)))
             data = entries.data
@@ -380,8 +380,8 @@ class _Step:
             pruned = self.after
             writers = pc.struct_field(pruned.deletes.column("version_info"), "snapshot_id")
             # The root of a tree, which can list files itself, has no id.
-            written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
-            yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(written)), added)
+            is_written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
+            yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(is_written)), added)
 
     def _files_of(self, pruned: PrunedManifests, locations: pa.Array) -> Iterator[Relation]:
         entries = read_entries(choose(self._of_deletes(pruned)))
@@ -390,8 +390,8 @@ class _Step:
         state, deletes = pruned.filter.state, entries.deletes.entries
         if not state.access.alone:
             deletes = frame_of(deletes, state)
-        changed = replace(entries.deletes, entries=_with_paths(deletes, locations))
-        matched = where(attach_deletes(entries.data, changed, state), sql.size(sql.col(DELETES)) > 0)
+        changed_deletes = replace(entries.deletes, entries=_with_paths(deletes, locations))
+        matched = where(attach_deletes(entries.data, changed_deletes, state), sql.size(sql.col(DELETES)) > 0)
         yield select(matched, [_snapshot_id(self.snapshot), sql.col("location").alias(_PATH)])
 
 
@@ -400,35 +400,35 @@ def _with_paths(entries: Relation, paths: pa.Array, how: Literal["left_semi", "l
     if isinstance(entries, pa.Table):
         is_chosen = pc.is_in(whole(entries.column("location")), paths)
         return entries.filter(is_chosen if how == "left_semi" else pc.invert(is_chosen))
-    chosen = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
-    return entries.join(chosen, F.col("location") == F.col(_PATH), how)
+    path_frame = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
+    return entries.join(path_frame, F.col("location") == F.col(_PATH), how)
 
 
 def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter) -> Iterator[RowPlan]:
     """Yield a plan of the files added by snapshots that added no deletes."""
     ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
-        added = _without_deletes(_added(changes.of_snapshots(ids)), scan_filter)
-        if added is not None:
-            yield replace(added, rows=with_columns(added.rows, sql.lit(True).alias(_IS_AFTER)))
+        plan = _without_deletes(_added(changes.of_snapshots(ids)), scan_filter)
+        if plan is not None:
+            yield replace(plan, rows=with_columns(plan.rows, sql.lit(True).alias(_IS_AFTER)))
 
 
 def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
     """Yield the changes of each snapshot."""
     state = scan_filter.state
 
-    # The manifests after a snapshot are those before the next one.
+    # The manifests after a snapshot are the manifests before the next one.
     @cache
     def pruned_at(snapshot_id: int) -> PrunedManifests:
         return prune_manifests(replace(scan_filter, state=state.at(snapshot_of(state.metadata, snapshot_id))))
 
     entries = _changed_entries(changes)
     for snapshot in snapshots:
-        changed = entries.filter(pc.equal(entries.column(SNAPSHOT), snapshot.snapshot_id))
-        is_data = pc.equal(changed.column("content_type"), int(ContentType.DATA))
-        data, deletes = changed.filter(is_data), changed.filter(pc.invert(is_data))
+        entries_of_snapshot = entries.filter(pc.equal(entries.column(SNAPSHOT), snapshot.snapshot_id))
+        is_data = pc.equal(entries_of_snapshot.column("content_type"), int(ContentType.DATA))
+        data, deletes = entries_of_snapshot.filter(is_data), entries_of_snapshot.filter(pc.invert(is_data))
         added_data, added_deletes = (pc.equal(side.column(CHANGE), ADDED) for side in (data, deletes))
-        removed = data.filter(pc.invert(added_data)).column("location")
+        removed_paths = data.filter(pc.invert(added_data)).column("location")
         targets = pc.unique(deletes.column("referenced_file").drop_null().combine_chunks())
         is_shared = pc.is_null(deletes.column("referenced_file"))
         removed_shared, added_shared = (
@@ -440,9 +440,9 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
             pruned_at,
             changes.of_snapshots({snapshot.snapshot_id}),
             added=data.filter(added_data).column("location"),
-            removed=removed,
+            removed=removed_paths,
             adds_deletes=bool(pc.any(added_deletes, min_count=0).as_py()),
-            targets=_without(targets, removed),
+            targets=_without(targets, removed_paths),
             shared_deletes=(removed_shared, added_shared),
             partitions=deletes if state.access.alone else None,
         )
@@ -463,10 +463,10 @@ def _changed_entries(changes: EntryChanges) -> pa.Table:
         ]
         return pa.concat_tables(tables)
     frames = [frame for content in contents for frame in narrow.of_content(content)]
-    empty = changes.state.spark.createDataFrame([], narrow.schema)
+    empty_frame = changes.state.spark.createDataFrame([], narrow.schema)
     with translated_errors():
-        changed = at_most_one(frames) or [empty]
-        return changed[0].select(*names).toArrow()
+        united = at_most_one(frames) or [empty_frame]
+        return united[0].select(*names).toArrow()
 
 
 def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
@@ -510,10 +510,13 @@ def _compared(files: PlannedFiles) -> ChangedFiles:
     removed, added = (files.filter(is_whole & (is_after == side)) for side in (False, True))
     deleted = _selected(files, before, after)
     inserted = _selected(replace(files, sets=deleted.sets), after, before)
-    return ChangedFiles(*(
-        PlannedFiles(pa.concat_tables([_changes(gone, DELETE), _changes(new, INSERT)]).combine_chunks(), new.sets)
-        for gone, new in ((removed, added), (deleted, inserted))
-    ))  # fmt: skip
+    return ChangedFiles(_both_kinds(removed, added), _both_kinds(deleted, inserted))
+
+
+def _both_kinds(deletes: PlannedFiles, inserts: PlannedFiles) -> PlannedFiles:
+    """Return files with deleted rows and files with inserted rows in one table, with the kinds of their changes."""
+    table = pa.concat_tables([_changes(deletes, DELETE), _changes(inserts, INSERT)]).combine_chunks()
+    return PlannedFiles(table, inserts.sets)
 
 
 def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
@@ -527,24 +530,24 @@ def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
     _, numbers = np.unique(keys, axis=1, return_inverse=True)
     numbers = numbers.reshape(-1)
     is_after = np.asarray(files.table.column(_IS_AFTER))
-    places = np.arange(len(files))
-    single = [np.bincount(numbers[side], minlength=len(files)) == 1 for side in (~is_after, is_after)]
-    in_both = (single[0] & single[1])[numbers]
-    before, after = places[in_both & ~is_after], places[in_both & is_after]
+    rows = np.arange(len(files))
+    is_single = [np.bincount(numbers[side], minlength=len(files)) == 1 for side in (~is_after, is_after)]
+    in_both = (is_single[0] & is_single[1])[numbers]
+    before, after = rows[in_both & ~is_after], rows[in_both & is_after]
     return before[np.argsort(numbers[before])], after[np.argsort(numbers[after])]
 
 
-def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedFiles:
-    """Return the files at `places` whose pairs at `others` have further deletes. `SELECTING` has these deletes."""
-    of_files = _further_file_deletes(files, places, others)
-    codes, sets = _further_members(files, places, others)
-    table = files.table.take(pa.array(places)).append_column(SELECTING[FILE_DELETES], of_files)
+def _selected(files: PlannedFiles, rows: Indices, other_rows: Indices) -> PlannedFiles:
+    """Return the files at `rows` whose pairs at `other_rows` have further deletes. `SELECTING` has these deletes."""
+    of_files = _further_file_deletes(files, rows, other_rows)
+    codes, sets = _further_members(files, rows, other_rows)
+    table = files.table.take(pa.array(rows)).append_column(SELECTING[FILE_DELETES], of_files)
     selected = PlannedFiles(table.append_column(SELECTING[DELETE_SET], pa.array(codes)), sets)
     return selected.filter((np.asarray(pc.list_value_length(of_files)) > 0) | (np.diff(sets.offsets)[codes] > 0))
 
 
-def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices) -> pa.ListArray:
-    """Return the `FILE_DELETES` of files at `others` that their pairs at `places` lack."""
+def _further_file_deletes(files: PlannedFiles, rows: Indices, other_rows: Indices) -> pa.ListArray:
+    """Return the `FILE_DELETES` of files at `other_rows` that their pairs at `rows` lack."""
     deletes = files.file_deletes
     owners = deletes.column("owner").to_numpy()
     offsets = pc.fill_null(deletes.column("content_offset"), -1).cast(pa.string())
@@ -556,21 +559,21 @@ def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices)
         of_side = np.flatnonzero(pairs[owners] >= 0)
         return of_side, pairs[owners[of_side]]
 
-    further, pairs = _further(paired(others), paired(places), names)
+    further, pairs = _further(paired(other_rows), paired(rows), names)
     order = np.argsort(pairs, kind="stable")
-    ends = np.searchsorted(pairs[order], np.arange(len(places) + 1))
+    ends = np.searchsorted(pairs[order], np.arange(len(rows) + 1))
     values = whole(files.table.column(FILE_DELETES)).flatten().take(pa.array(further[order]))
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values)
 
 
-def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> tuple[Indices, DeleteSets]:
-    """Return the sets of deletes of files at `others` that their pairs at `places` lack.
+def _further_members(files: PlannedFiles, rows: Indices, other_rows: Indices) -> tuple[Indices, DeleteSets]:
+    """Return the sets of deletes of files at `other_rows` that their pairs at `rows` lack.
 
     Returns:
         The index of each pair's set, and the sets. They begin with the sets of the files.
     """
     sets = files.sets
-    pairs, codes = np.unique(files.set_codes[places] * len(sets) + files.set_codes[others], return_inverse=True)
+    pairs, codes = np.unique(files.set_codes[rows] * len(sets) + files.set_codes[other_rows], return_inverse=True)
     sets_of_places, sets_of_others = (sets.members_of(side)[::-1] for side in np.divmod(pairs, len(sets)))
     further, owners = _further(sets_of_others, sets_of_places, _codes(sets.deletes.column("file_path")))
     lengths = np.bincount(owners, minlength=len(pairs))
@@ -578,17 +581,17 @@ def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> t
 
 
 def _further(
-    deletes: tuple[Indices, Indices], known: tuple[Indices, Indices], names: Indices
+    deletes: tuple[Indices, Indices], known_deletes: tuple[Indices, Indices], names: Indices
 ) -> tuple[Indices, Indices]:
     """Return the deletes that are not known: their indices among all deletes, and their owners.
 
     Args:
         deletes: indices among all deletes, and owners.
-        known: the same for known deletes.
+        known_deletes: the same for known deletes.
         names: a number for each delete, equal for equal deletes.
     """
     (of_deletes, of_known) = (
-        owners * (names.max(initial=0) + 1) + names[places] for places, owners in (deletes, known)
+        owners * (names.max(initial=0) + 1) + names[indices] for indices, owners in (deletes, known_deletes)
     )
     is_further = ~np.isin(of_deletes, of_known)
     return deletes[0][is_further], deletes[1][is_further]

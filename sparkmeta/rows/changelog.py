@@ -94,8 +94,8 @@ def read_changelog(changelog: Changelog) -> DataFrame:
     frames = [rows_of(rows, part) for part in plain]
     if compared:
         whole_rows = replace(rows, projection=schema)
-        changed = _ComparedRows(schema, union_of(whole_rows, [rows_of(whole_rows, part) for part in compared]))
-        frames.append(changed.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
+        compared_rows = _ComparedRows(schema, union_of(whole_rows, [rows_of(whole_rows, part) for part in compared]))
+        frames.append(compared_rows.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
     return union_of(rows, frames)
 
 
@@ -111,11 +111,11 @@ def refuse_change_columns(scan: RowScan) -> None:
 
 def _projected(projection: Schema, schema: Schema) -> list[str]:
     """Return the columns of a projection and `CHANGE_COLUMNS`, as SQL over `c0`, `c1` ... for the schema's columns."""
-    places = {field.field_id: place for place, field in enumerate(schema.fields)}
+    index_by_id = {field.field_id: index for index, field in enumerate(schema.fields)}
     columns = []
     for field in projection.fields:
-        place = places[field.field_id]
-        value = shaped(_column(place), schema.fields[place].field_type, field.field_type, is_public=True)
+        index = index_by_id[field.field_id]
+        value = shaped(_column(index), schema.fields[index].field_type, field.field_type, is_public=True)
         columns.append(value.alias(field.name).selected)
     return [*columns, *CHANGE_COLUMNS]
 
@@ -124,17 +124,17 @@ def fields_of_rows(schema: Schema) -> dict[int, Sql]:
     """Return the fields of a schema by id, as SQL over columns `c0`, `c1` ..., except those inside lists and maps."""
     return {
         field_id: value
-        for place, field in enumerate(schema.fields)
-        for field_id, value in field_values(field, _column(place))
+        for index, field in enumerate(schema.fields)
+        for field_id, value in field_values(field, _column(index))
     }
 
 
-def _name(place: int) -> str:
-    return f"c{place}"
+def _name(index: int) -> str:
+    return f"c{index}"
 
 
-def _column(place: int) -> Sql:
-    return sql.col(_name(place))
+def _column(index: int) -> Sql:
+    return sql.col(_name(index))
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,11 @@ class _ComparedRows:
 
     def changes(self, changelog: Changelog) -> DataFrame:
         """Return the remaining changes: `c0`, `c1` ... for the columns of the schema, and `CHANGE_COLUMNS`."""
-        names = [_name(place) for place in range(len(self.schema.fields))]
+        names = [_name(index) for index in range(len(self.schema.fields))]
         named = self.rows.toDF(*names, *CHANGE_COLUMNS)
         types = [spark_type(field.field_type) for field in self.schema.fields]
-        keys = [_comparable(_column(place), kind).alias(f"k{place}") for place, kind in enumerate(types)]
-        values = [name for place, name in enumerate(names) if keys[place].text != _column(place).text]
+        keys = [_comparable(_column(index), kind).alias(f"k{index}") for index, kind in enumerate(types)]
+        values = [name for index, name in enumerate(names) if keys[index].text != _column(index).text]
         count = sql.when(sql.col(_TYPE) == INSERT, 1).otherwise(-1).cast("bigint").alias(_COUNT)
         rows = named.selectExpr(*sql.texts(keys), *values, _ORDINAL, _SNAPSHOT, count.selected)
         key_names = [key.name for key in keys]
@@ -166,12 +166,12 @@ class _ComparedRows:
         counted = counted.where(f"{_COUNT} <> 0")
         if changelog.net_changes:
             counted = _netted(counted, key_names, values)
-        shown = [
+        column_texts = [
             name if name in values else f"{key_name} AS {name}" for name, key_name in zip(names, key_names, strict=True)
         ]
         kind = f"IF({_COUNT} > 0, '{INSERT}', '{DELETE}') AS {_TYPE}"
         copies = f"explode(sequence(1L, abs({_COUNT}))) AS {_COPY}"
-        changes = counted.selectExpr(*shown, kind, _ORDINAL, _SNAPSHOT, copies).drop(_COPY)
+        changes = counted.selectExpr(*column_texts, kind, _ORDINAL, _SNAPSHOT, copies).drop(_COPY)
         return self._with_updates(changes, changelog) if changelog.identifiers else changes
 
     def _with_updates(self, changes: DataFrame, changelog: Changelog) -> DataFrame:
@@ -200,8 +200,8 @@ class _ComparedRows:
         return named.select(*changes.columns)
 
 
-def _grouped(rows: DataFrame, keys: Sequence[str], values: Sequence[str], *others: Column) -> DataFrame:
-    return rows.groupBy(*keys).agg(*others, *(F.first(name).alias(name) for name in values))
+def _grouped(rows: DataFrame, keys: Sequence[str], values: Sequence[str], *aggregates: Column) -> DataFrame:
+    return rows.groupBy(*keys).agg(*aggregates, *(F.first(name).alias(name) for name in values))
 
 
 def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
@@ -219,8 +219,10 @@ def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> D
     def added(total: Sql, step: Sql) -> Sql:
         count = total[_COUNT] + step[_COUNT]
         goes_on = sql.call("signum", total[_COUNT]) == sql.call("signum", count)
-        place = (sql.when(goes_on, total[name]).otherwise(step[name]).alias(name) for name in (_ORDINAL, _SNAPSHOT))
-        return sql.struct(*place, count.alias(_COUNT))
+        first_change = (
+            sql.when(goes_on, total[name]).otherwise(step[name]).alias(name) for name in (_ORDINAL, _SNAPSHOT)
+        )
+        return sql.struct(*first_change, count.alias(_COUNT))
 
     net = sql.aggregate(sql.col(_STEPS), start, added).alias(_NET)
     grouped = _grouped(counted, keys, values, steps).selectExpr(*keys, *values, net.selected)
@@ -236,13 +238,15 @@ def _comparable(value: Sql, kind: DataType) -> Sql:
             return sql.concat(sql.call("schema_of_variant", value), " ", sql.call("to_json", value))
         case StructType():
             # Field names may differ only in case, so fields are renamed by index.
-            placed = StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(kind.fields)])
-            by_place = value.cast(placed)
-            values = [by_place[field.name] for field in placed.fields]
+            indexed_type = StructType(
+                [StructField(f"f{index}", field.dataType) for index, field in enumerate(kind.fields)]
+            )
+            indexed = value.cast(indexed_type)
+            values = [indexed[field.name] for field in indexed_type.fields]
             keys = [_comparable(*pair) for pair in zip(values, (field.dataType for field in kind.fields), strict=True)]
             if all(key.text == field.text for key, field in zip(keys, values, strict=True)):
                 return value
-            return sql.when(value.isNotNull(), sql.struct(*(key.alias(f"f{place}") for place, key in enumerate(keys))))
+            return sql.when(value.isNotNull(), sql.struct(*(key.alias(f"f{index}") for index, key in enumerate(keys))))
         case ArrayType():
             with_keys = sql.transform(value, lambda element: _comparable(element, kind.elementType))
             is_same = sql.transform(value, lambda element: element).text == with_keys.text

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- What tasks need of columns and metadata --------------------------------------------------------------------------
+# -- Columns and metadata for tasks -----------------------------------------------------------------------------------
 
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -50,14 +50,14 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 def projected_column(field: NestedField) -> IcebergColumn:
-    """Return a field of a schema as a `Column`."""
+    """Return a field of a schema as an `IcebergColumn`."""
     kind = field.field_type
     children = tuple(map(projected_column, child_fields(kind)))
     return IcebergColumn(field.name, field.field_id, type_name(kind), children, field.required, field.initial_default)
 
 
 def type_name(kind: IcebergType) -> str:
-    """Return the name of a type in the form used by `Column`."""
+    """Return the name of a type in the form that `IcebergColumn` uses."""
     match kind:
         case StructType():
             return "struct"
@@ -84,7 +84,7 @@ def name_mapping(metadata: TableMetadata) -> tuple[MappedName, ...] | None:
     """Return the table's name mapping; None if it has none.
 
     Raises:
-        ValidationError: The table property is not a name mapping.
+        ValidationError: the table property is not a name mapping.
     """
     text = metadata.properties.get(NAME_MAPPING)
     if text is None:
@@ -112,7 +112,7 @@ def identity_sources(spec: PartitionSpec) -> dict[int, int]:
 
 # Types that Spark's Parquet reader can't read.
 _UNREAD: Final = ("unknown", "variant")
-# Types that it reads as numbers. Files added to a table may store them in other units.
+# Types that Spark reads as numbers. Files added to a table may store them in other units.
 _NUMBERS_OF_UNITS: Final = ("time", "timestamp_ns", "timestamptz_ns")
 
 _PARQUET_ID: Final = "parquet.field.id"
@@ -157,12 +157,12 @@ class ReadColumns:
             fields: the columns.
             widened: ids of decimals that may have a lower precision in some files.
         """
-        read = [
+        read_fields = [
             spark.StructField(field.name, read_type(field.field_type), True, {_PARQUET_ID: field.field_id})
             for field in fields
         ]
-        sources = [widened_value(field, sql.col(column_name(at)), widened) for at, field in enumerate(fields)]
-        return ReadColumns(fields, spark.StructType(read), tuple(sources))
+        sources = [widened_value(field, sql.col(column_name(index)), widened) for index, field in enumerate(fields)]
+        return ReadColumns(fields, spark.StructType(read_fields), tuple(sources))
 
     @cached_property
     def values(self) -> Mapping[int, Sql]:
@@ -211,17 +211,19 @@ def widened_value(field: NestedField, value: Sql, widened: Collection[int]) -> S
             return unpushed(value)
         case StructType() as kind:
             sources = [value[child.name] for child in kind.fields]
-            values = [widened_value(child, at, widened) for child, at in zip(kind.fields, sources, strict=True)]
-            if any(changed is not at for changed, at in zip(values, sources, strict=True)):
-                named = (changed.alias(child.name) for child, changed in zip(kind.fields, values, strict=True))
-                return sql.when(value.isNotNull(), sql.struct(*named))
+            values = [widened_value(child, source, widened) for child, source in zip(kind.fields, sources, strict=True)]
+            if any(widened_child is not source for widened_child, source in zip(values, sources, strict=True)):
+                children = (
+                    widened_child.alias(child.name) for child, widened_child in zip(kind.fields, values, strict=True)
+                )
+                return sql.when(value.isNotNull(), sql.struct(*children))
     return value
 
 
 def spark_reads(file_type: str, kind: str) -> bool:
     """Return whether Spark's Parquet reader can read values of a file's type as the table's type.
 
-    Times and nanosecond timestamps are read as unscaled numbers, so dates, which count days, can't be read as these.
+    Times and nanosecond timestamps are read as unscaled numbers, so dates, which count days, can't be read as them.
     """
     return reads_as(file_type, kind) and (file_type == kind or kind not in _NUMBERS_OF_UNITS)
 
@@ -230,7 +232,9 @@ def read_type(kind: IcebergType) -> spark.DataType:
     """Return the type of values from Spark's Parquet reader: `spark_type`, except that UUIDs are binary."""
     match kind:
         case StructType():
-            return spark.StructType([spark.StructField(each.name, read_type(each.field_type)) for each in kind.fields])
+            return spark.StructType(
+                [spark.StructField(child.name, read_type(child.field_type)) for child in kind.fields]
+            )
         case ListType():
             return spark.ArrayType(read_type(kind.element_type))
         case MapType():
@@ -280,9 +284,9 @@ def _changes(kind: IcebergType, wanted: IcebergType, is_public: bool) -> bool:
     if isinstance(kind, UUIDType):
         return not is_public
     children = {field.field_id: field for field in child_fields(kind)}
-    same = [field for field in child_fields(wanted) if field.field_id in children]
-    return len(same) < len(children) or any(
-        _changes(children[field.field_id].field_type, field.field_type, is_public) for field in same
+    common = [field for field in child_fields(wanted) if field.field_id in children]
+    return len(common) < len(children) or any(
+        _changes(children[field.field_id].field_type, field.field_type, is_public) for field in common
     )
 
 

@@ -1,6 +1,6 @@
 """Compare inserted and deleted rows in memory, in a task, as `changelog` does in Spark.
 
-A task that reads a part of a snapshot's rows keeps those in its bucket. Equal rows are in one bucket.
+A task that reads a part of a snapshot's rows keeps only the rows in its bucket. Equal rows are in one bucket.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Reads the rows of a snapshot's files, without those that it both inserted and deleted.
+    """Reads the rows of a snapshot's files, without rows that the snapshot both inserted and deleted.
 
     Attributes:
         rows: reads all columns of the table, then the columns of changes.
-        columns: the places of the columns to return.
+        columns: the indices of the columns to return.
     """
 
     rows: MatchingRows
     columns: tuple[int, ...]
 
     def read(self, parts: Iterable[pa.RecordBatch], bucket: int, buckets: int) -> pa.Table:
-        """Return the changed rows of one of some buckets."""
+        """Return the changed rows of one bucket."""
         batches, compared = [self.rows.schema.empty_table()], len(self.rows.schema) - len(CHANGE_COLUMNS)
         for batch in self.rows.read(parts):
             table = pa.Table.from_batches([batch])
@@ -82,8 +82,10 @@ def row_codes(columns: Sequence[pa.Array]) -> Codes:
     return codes
 
 
-def _paired(codes: Codes, others: Codes) -> Codes:
-    numbers: Codes = np.unique(codes * (others.max(initial=0) + 1) + others, return_inverse=True)[1].reshape(-1)
+def _paired(codes: Codes, other_codes: Codes) -> Codes:
+    numbers: Codes = np.unique(codes * (other_codes.max(initial=0) + 1) + other_codes, return_inverse=True)[1].reshape(
+        -1
+    )
     return numbers
 
 
@@ -112,7 +114,7 @@ def _codes(values: pa.Array) -> Codes:
 def _exact(values: pa.Array) -> pa.Array:
     """Return values that Python can represent.
 
-    Floating-point numbers become their bits, with one NaN, and dates and times integers. Others are unchanged.
+    Floating-point numbers become their bits, with one NaN. Dates and times become integers. Other values are unchanged.
     """
     kind = values.type
     if pa.types.is_floating(kind):

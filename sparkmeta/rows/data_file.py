@@ -94,7 +94,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 Partition = Mapping[int | None, pa.Scalar | None]
-"""The identity partition values of a file, by the ids of the columns; None for those that the plan does not have."""
+"""The identity partition values of a file, by the ids of the columns; None for values that the plan lacks."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class ComparedField:
     """A field that a filter or equality delete uses.
 
     Attributes:
-        id: The field's id.
-        column: The field, or the top-level struct that contains it, with no other fields.
-        kind: The Arrow type of `column`.
+        id: the field's id.
+        column: the field, or the top-level struct that contains it, with no other fields.
+        kind: the Arrow type of `column`.
     """
 
     id: int
@@ -140,14 +140,14 @@ def projected_array(
     """Return the values of a projected column.
 
     Args:
-        array: The file's column as read by Arrow, if the source is one.
-        source: Where the values come from.
-        kind: The Arrow type of the projected column.
-        partition: The identity partition values of the file.
-        length: The number of rows.
+        array: the file's column as read by Arrow, if the source is a column.
+        source: the source of the values.
+        kind: the Arrow type of the projected column.
+        partition: the identity partition values of the file.
+        length: the number of rows.
 
     Raises:
-        ValueError: A value does not fit the type, or a required field is null.
+        ValueError: a value does not fit the type, or a required field is null.
     """
     match source:
         case FromFile():
@@ -200,12 +200,12 @@ def refuse_nulls(values: pa.Array, column: IcebergColumn, parent: pa.Array | Non
     """Check that a required column has no nulls.
 
     Args:
-        values: The values of the column.
-        column: The column.
-        parent: The enclosing structs. Values may be null where these are null.
+        values: the values of the column.
+        column: the column.
+        parent: the enclosing structs. Values may be null where these are null.
 
     Raises:
-        ValueError: A value is null.
+        ValueError: a value is null.
     """
     if column.required and values.null_count and (parent is None or values.null_count > parent.null_count):
         raise ValueError(f"column {column.name} (field id {column.id}) is required, and has nulls")
@@ -298,9 +298,9 @@ class DataFile(Protocol):
     """An open data file.
 
     Attributes:
-        columns: Its schema.
-        rows: The number of rows; None if it is known only after reading.
-        schema: The schema in the terms of the format: Arrow's schema, for Avro the JSON object.
+        columns: the columns of the file.
+        rows: the number of rows; None if it is known only after reading.
+        schema: the schema in the form of the format's library: Arrow's schema, or the JSON object for Avro.
     """
 
     columns: tuple[IcebergColumn, ...]
@@ -311,10 +311,11 @@ class DataFile(Protocol):
         """Yield rows of a part of the file.
 
         Args:
-            sources: What to read. Batches have the file columns that these need, and possibly others.
-            start: The byte offset of the part: row groups that begin there or later are read. In formats without random
+            sources: the sources of the columns to read. Batches contain the file columns that the sources need, and
+                possibly others.
+            start: the byte offset of the part: row groups that begin there or later are read. In formats without random
                 access by bytes, all rows are in the part that begins at 0.
-            end: The byte offset of the next part; None for the last part.
+            end: the byte offset of the next part; None for the last part.
 
         Yields:
             The position of the first row in the file, and the rows.
@@ -325,9 +326,9 @@ def open_data_file(reader: ExecutorReader, location: str, file_format: str) -> D
     """Open a data file or a delete file.
 
     Raises:
-        NotFoundError: There is no such file.
-        CorruptFileError: The file is not of the format, or is truncated.
-        UnsupportedError: The format is not Parquet, ORC or Avro.
+        NotFoundError: there is no such file.
+        CorruptFileError: the file is not of the format, or is truncated.
+        UnsupportedError: the format is not Parquet, ORC or Avro.
     """
     with translated_read_errors(location):
         match file_format.upper():
@@ -369,7 +370,7 @@ class _ParquetFile:
         position = 0
         for number in range(self._file.metadata.num_row_groups):
             group = self._file.metadata.row_group(number)
-            first, position = position, position + group.num_rows
+            first_row, position = position, position + group.num_rows
             begin = row_group_start(group)
             if not group.num_rows or begin < start or (end is not None and begin >= end):
                 continue
@@ -377,9 +378,9 @@ class _ParquetFile:
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
             # ParquetFile.iter_batches takes dotted names, which are ambiguous.
             for batch in self._file.reader.iter_batches(rows, [number], column_indices=leaves, use_threads=False):
-                yield first, batch
-                first += len(batch)
-            if first != position:
+                yield first_row, batch
+                first_row += len(batch)
+            if first_row != position:
                 raise CorruptFileError(self._location, f"row group {number}", group.num_rows, "it has fewer rows")
 
 
@@ -396,9 +397,9 @@ def _selected_leaves(columns: Sequence[IcebergColumn], sources: Iterable[Source]
     """Yield the indices of the leaf columns that sources need.
 
     Args:
-        columns: The columns of the file, or the fields of a struct.
-        sources: Sources from these.
-        start: The index of the first leaf.
+        columns: the columns of the file, or the fields of a struct.
+        sources: sources among these columns.
+        start: the index of the first leaf.
     """
     ends = accumulate(map(_leaf_count, columns), initial=start)
     starts = dict(zip((column.name for column in columns), ends, strict=False))
@@ -430,14 +431,14 @@ class _OrcFile:
     def batches(self, sources: Sequence[Source], start: int, _end: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         if start:
             return
-        first = 0
+        first_row = 0
         for stripe in range(self._file.nstripes):
             batch = self._stripe(stripe, sources)
-            for place in range(0, len(batch), BATCH_ROWS):
-                yield first + place, batch.slice(place, BATCH_ROWS)
-            first += len(batch)
-        if first != self.rows:
-            raise CorruptFileError(self._location, "number of rows", self.rows, f"the stripes have {first}")
+            for offset in range(0, len(batch), BATCH_ROWS):
+                yield first_row + offset, batch.slice(offset, BATCH_ROWS)
+            first_row += len(batch)
+        if first_row != self.rows:
+            raise CorruptFileError(self._location, "number of rows", self.rows, f"the stripes have {first_row}")
 
     def _stripe(self, stripe: int, sources: Sequence[Source]) -> pa.RecordBatch:
         """Read whole columns, because Arrow's reader aborts the process when reading part of a map."""
@@ -466,10 +467,10 @@ class _AvroDataFile:
     def batches(self, sources: Sequence[Source], start: int, _end: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         if start:
             return
-        first = 0
+        first_row = 0
         for batch in self._file.batches(_names(self.columns, sources)):
-            yield first, batch
-            first += len(batch)
+            yield first_row, batch
+            first_row += len(batch)
 
 
 def _names(columns: Sequence[IcebergColumn], sources: Iterable[Source]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Give the rows of a scan to engines that have tasks of their own, which read shares of files as Spark's tasks do."""
+"""Pass the rows of a scan to engines with tasks of their own, which read shares of files as Spark's tasks do."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def imported(module: str, method: str) -> Any:
     try:
         version = import_module(package).__version__
         if (oldest := _OLDEST.get(package, ())) > tuple(map(int, re.findall(r"\d+", version)[:2])):
-            least = ".".join(map(str, oldest))
-            raise UnsupportedError(f"{method} needs {package} {least} or newer: this is {version}")
+            oldest_text = ".".join(map(str, oldest))
+            raise UnsupportedError(f"{method} needs {package} {oldest_text} or newer: this is {version}")
         return import_module(module)
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{method} needs {package}: pip install {package}") from error
@@ -45,9 +45,9 @@ def duckdb_view(rows: object, name: str, connection: Any) -> Any:
 
 
 def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, Iterator[pa.Table]]:
-    """Plan a scan, and return what reads its files and the files in shares of a task.
+    """Plan a scan. Return the reader of its files, and the files in shares, one for each task.
 
-    A delete of several files is in the share once per file, but only in shares that the caller has taken.
+    A share repeats a delete of several files for each file. Shares are made one by one, when the caller takes them.
 
     Raises:
         ValidationError: as `read_rows`.

@@ -60,7 +60,7 @@ class EqualityDeletes:
 
 
 def in_order(files: PlannedFiles, rows: Indices, counts: Indices) -> Indices:
-    """Return files in the order of their numbers: those with masks first, then by partition and sequence number.
+    """Return files in the order of their numbers: files with masks first, then by partition and sequence number.
 
     Args:
         files: the planned files.
@@ -92,9 +92,9 @@ def equality_deletes(files: PlannedFiles, rows: Indices, numbers: Indices) -> li
         return []
     order = _Order.of(files, rows, numbers)
     sets, runs = np.divmod(np.unique(files.set_codes[rows] * len(rows) + order.runs), len(rows))
-    places, members = files.sets.members_of(sets)
-    applied, runs = np.divmod(np.unique((members * len(rows) + runs[places])[is_compared[members]]), len(rows))
-    deletes = files.sets.deletes.take(pa.array(applied))
+    set_rows, members = files.sets.members_of(sets)
+    applied_rows, runs = np.divmod(np.unique((members * len(rows) + runs[set_rows])[is_compared[members]]), len(rows))
+    deletes = files.sets.deletes.take(pa.array(applied_rows))
     deletes = deletes.append_column(_ID_LIST, id_lists(deletes)).append_column(_RUN, pa.array(runs))
     return [
         _of_columns(deletes.filter(pc.equal(deletes.column(_ID_LIST), text)), text, order)
@@ -109,7 +109,7 @@ class _Order:
     Attributes:
         numbers: the numbers, ascending.
         sequences: the data sequence numbers.
-        runs: the index of the first file in each file's run, which are files of one partition with adjacent numbers.
+        runs: the index of the first file in each file's run. A run is files of one partition with adjacent numbers.
         ends: the index after the last file in each file's run.
     """
 
@@ -173,8 +173,10 @@ def without_equal(
     """
     keys, number = _keys(deletes, state, columns), sql.col(NUMBER)
     is_equal = _is_equal(deletes, state, value, sql.col)
-    last = sql.call("if", is_equal, sql.col(_LAST), -1)
-    deleted = (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)) & (number >= sql.col(_FIRST)) & (number <= last)
+    last_number = sql.call("if", is_equal, sql.col(_LAST), -1)
+    deleted = (
+        (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)) & (number >= sql.col(_FIRST)) & (number <= last_number)
+    )
     return frame.join(keys, deleted.column(), "left_anti")
 
 
@@ -195,10 +197,10 @@ def with_equal(
 
 
 def _keys(deletes: EqualityDeletes, state: TableState, columns: ReadColumns) -> DataFrame:
-    """Return deleted keys `k0`, `k1` ..., their hash, and the range of data files that each applies to."""
+    """Return deleted keys `k0`, `k1` ..., their hashes, and the ranges of data files that they apply to."""
     frame = read_files(state.spark, deletes.files, columns.schema, state.settings, [NUMBER])
     values = [columns.values[field_id] for field_id in deletes.field_ids]
-    named = [value.alias(_key(place)) for place, value in enumerate(values)]
+    named = [value.alias(_key(index)) for index, value in enumerate(values)]
     ranges = F.broadcast(local_frame(state.spark, deletes.ranges))
     hashed = frame.selectExpr(*sql.texts(named), _hash(values).alias(_HASH).selected, NUMBER)
     keys = hashed.join(ranges, F.col(NUMBER) == F.col(_OF_NUMBER)).drop(NUMBER, _OF_NUMBER)
@@ -212,15 +214,15 @@ def _hash(values: Iterable[Sql]) -> Sql:
 def _is_equal(
     deletes: EqualityDeletes, state: TableState, value: Callable[[int], Sql], key: Callable[[str], Sql]
 ) -> Sql:
-    """Return whether a row equals a key. `key` maps the names of the key's columns to their values."""
+    """Return the condition that a row equals a key. `key` maps the names of the key's columns to their values."""
     fields = state.types.fields
     return reduce(and_, [
         identity(value(field_id), fields[field_id].field_type).eqNullSafe(
-            identity(key(_key(place)), fields[field_id].field_type)
+            identity(key(_key(index)), fields[field_id].field_type)
         )
-        for place, field_id in enumerate(deletes.field_ids)
+        for index, field_id in enumerate(deletes.field_ids)
     ])  # fmt: skip
 
 
-def _key(place: int) -> str:
-    return f"k{place}"
+def _key(index: int) -> str:
+    return f"k{index}"

@@ -59,13 +59,13 @@ class KeySet:
         """Build a set from rows.
 
         Args:
-            columns: The columns of the keys, at least one, with at least one row.
+            columns: the columns of the keys, at least one, with at least one row.
         """
         self._values = [pc.unique(column) for column in columns]
         self._pairs: list[np.ndarray[Any, Any]] = []
-        numbers = _places(columns[0], self._values[0])
+        numbers = _value_indices(columns[0], self._values[0])
         for column, values in zip(columns[1:], self._values[1:], strict=True):
-            pairs = numbers * len(values) + _places(column, values)
+            pairs = numbers * len(values) + _value_indices(column, values)
             self._pairs.append(np.unique(pairs))
             numbers = np.searchsorted(self._pairs[-1], pairs)
 
@@ -73,22 +73,22 @@ class KeySet:
         """Return which rows are in the set.
 
         Args:
-            columns: The rows' columns, with the types of the keys' columns.
+            columns: the rows' columns, with the types of the keys' columns.
         """
-        numbers = _places(columns[0], self._values[0])
-        for column, values, known in zip(columns[1:], self._values[1:], self._pairs, strict=True):
-            places = _places(column, values)
-            pairs = np.where((numbers < 0) | (places < 0), -1, numbers * len(values) + places)
-            at = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
-            numbers = np.where(known[at] == pairs, at, -1)
-        present: Flags = numbers >= 0
-        return present
+        numbers = _value_indices(columns[0], self._values[0])
+        for column, values, known_pairs in zip(columns[1:], self._values[1:], self._pairs, strict=True):
+            indices = _value_indices(column, values)
+            pairs = np.where((numbers < 0) | (indices < 0), -1, numbers * len(values) + indices)
+            positions = np.minimum(np.searchsorted(known_pairs, pairs), len(known_pairs) - 1)
+            numbers = np.where(known_pairs[positions] == pairs, positions, -1)
+        is_member: Flags = numbers >= 0
+        return is_member
 
 
-def _places(column: pa.Array, values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the index of each value in an array of distinct values; -1 if it is not there."""
-    places = pc.fill_null(pc.index_in(column, value_set=values), -1)
-    return np.asarray(places, np.int64)
+def _value_indices(column: pa.Array, values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the index of each value in an array of distinct values; -1 for a value that is not in the array."""
+    indices = pc.fill_null(pc.index_in(column, value_set=values), -1)
+    return np.asarray(indices, np.int64)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class FileDeletes:
     """The deletes that apply to a data file.
 
     Attributes:
-        positions: The deleted positions.
-        keys: The sets of deleted keys, each with the ids of its columns.
+        positions: the deleted positions.
+        keys: the sets of deleted keys, each with the ids of its columns.
     """
 
     positions: PositionBitmap | None
@@ -107,9 +107,9 @@ class FileDeletes:
         """Return which of some consecutive rows are deleted.
 
         Args:
-            start: The position of the first row.
-            length: The number of rows.
-            columns: The key columns of these rows by field id.
+            start: the position of the first row.
+            length: the number of rows.
+            columns: the key columns of these rows by field id.
         """
         flags = np.zeros(length, np.bool_) if self.positions is None else self.positions.flags(start, length)
         for ids, keys in self.keys:
@@ -127,29 +127,29 @@ V = TypeVar("V")
 class _Recent(Generic[V]):
     """A cache of the most recent values, limited by their total number of rows. It keeps at least one value."""
 
-    most: int
+    max_rows: int
     _values: OrderedDict[Any, tuple[V, int]] = field(default_factory=OrderedDict)
 
     def get(self, key: Any, make: Callable[[], tuple[V, int]]) -> V:
         """Return the value of a key. If it is not cached, call `make`, which returns it with its number of rows."""
         if key not in self._values:
             self._values[key] = make()
-            while len(self._values) > 1 and sum(rows for _, rows in self._values.values()) > self.most:
+            while len(self._values) > 1 and sum(rows for _, rows in self._values.values()) > self.max_rows:
                 self._values.popitem(last=False)
         self._values.move_to_end(key)
         return self._values[key][0]
 
 
 class DeleteReader:
-    """Opens delete files and caches some of their content, since the next data file may have the same ones."""
+    """Opens delete files and caches some of their content, since the next data file may have the same deletes."""
 
     def __init__(self, reader: ExecutorReader, locations: Locations, keys: Iterable[ComparedField]) -> None:
         """Create a reader for a task.
 
         Args:
-            reader: Opens files.
-            locations: Resolves the paths in position delete files.
-            keys: The columns that equality deletes compare.
+            reader: opens files.
+            locations: resolves the paths in position delete files.
+            keys: the columns that equality deletes compare.
         """
         self._reader = reader
         self._locations = locations
@@ -162,13 +162,13 @@ class DeleteReader:
         """Open the deletes of a data file.
 
         Args:
-            location: The data file.
-            rows: Its number of rows; -1 if unknown.
-            deletes: Its deletes in the plan.
+            location: the data file.
+            rows: the number of rows of the data file; -1 if unknown.
+            deletes: the file's deletes in the plan.
 
         Raises:
-            CorruptFileError: A delete file or deletion vector is damaged.
-            NotFoundError: One is missing.
+            CorruptFileError: a delete file or deletion vector is damaged.
+            NotFoundError: a data file or delete file is missing.
         """
         bitmaps: list[PositionBitmap] = []
         by_ids: dict[tuple[int, ...], list[Delete]] = {}
@@ -178,9 +178,11 @@ class DeleteReader:
             else:
                 is_vector = delete["file_format"].upper() == "PUFFIN"
                 bitmaps.append(self._vector(delete) if is_vector else self._deleted_positions(delete, location))
-                last = bitmaps[-1].max()
-                if last is not None and 0 <= rows <= last:
-                    raise CorruptFileError(delete["file_path"], "position", last, f"{location} has {rows} rows")
+                last_position = bitmaps[-1].max()
+                if last_position is not None and 0 <= rows <= last_position:
+                    raise CorruptFileError(
+                        delete["file_path"], "position", last_position, f"{location} has {rows} rows"
+                    )
         sets = [(ids, self._key_set(ids, files)) for ids, files in by_ids.items()]
         keys = tuple((ids, keys) for ids, keys in sets if keys is not None)
         return FileDeletes(reduce(PositionBitmap.union, bitmaps) if bitmaps else None, keys)
@@ -223,8 +225,8 @@ class DeleteReader:
             raise CorruptFileError(delete["file_path"], "equality_ids", min(unknown), problem)
         leaves = [self._leaves[field_id] for field_id in ids]
         batches = self._batches(delete, leaves)
-        empty = [pa.nulls(0, leaf.alone().kind) for leaf in leaves]
-        columns = [pa.concat_arrays(parts) for parts in zip(empty, *batches, strict=True)]
+        empty_columns = [pa.nulls(0, leaf.alone().kind) for leaf in leaves]
+        columns = [pa.concat_arrays(parts) for parts in zip(empty_columns, *batches, strict=True)]
         return columns, len(columns[0])
 
     def _batches(self, delete: Delete, leaves: Sequence[ComparedField]) -> Iterator[list[pa.Array]]:
@@ -301,17 +303,17 @@ SELECTED_BY = "selected_by"
 
 @dataclass(frozen=True)
 class RowReader:
-    """The rows to read and how to read them.
+    """Reads the rows of planned data files, and applies deletes.
 
     Attributes:
-        reader: Opens files.
-        locations: Resolves the paths in position delete files.
-        columns: The projected columns, including metadata columns.
-        leaves: Fields used by a filter, which follow the columns in the result.
-        keys: The columns that equality deletes compare.
-        schema: The Arrow schema of the result.
-        names: The table's name mapping.
-        identities: Spec id -> column id -> the index of its identity partition field in the tuple; None if the tuple
+        reader: opens files.
+        locations: resolves the paths in position delete files.
+        columns: the projected columns, including metadata columns.
+        leaves: fields used by a filter, which follow the columns in the result.
+        keys: the columns that equality deletes compare.
+        schema: the Arrow schema of the result.
+        names: the table's name mapping.
+        identities: spec id -> column id -> the index of its identity partition field in the tuple; None if the tuple
             lacks it.
     """
 
@@ -333,12 +335,12 @@ class RowReader:
         """Yield the live rows of data files, or all rows if `_deleted` is projected.
 
         Args:
-            batches: One row per part of a data file: columns of `plan_files`, and its `start` and `end` (see
-                `DataFile.batches`).
+            batches: one row per part of a data file: columns of `plan_files`, and the part's `start` and `stop`, which
+                are the arguments `start` and `end` of `DataFile.batches`.
 
         Raises:
-            CorruptFileError: A data file or delete file is damaged.
-            NotFoundError: One is missing.
+            CorruptFileError: a data file or delete file is damaged.
+            NotFoundError: a data file or delete file is missing.
         """
         deletes = DeleteReader(self.reader, self.locations, self.keys)
         for batch in batches:
@@ -355,8 +357,8 @@ class RowReader:
         selecting = open_deletes(part[SELECTED_BY]) if SELECTED_BY in part else None
         read = _FileRead(self, part, file, open_deletes(part["deletes"]), selecting)
         rows = 0
-        for first, batch in file.batches(read.sources, part[START], part[STOP]):
-            yield read.output(first, batch)
+        for first_row, batch in file.batches(read.sources, part[START], part[STOP]):
+            yield read.output(first_row, batch)
             rows += len(batch)
         if file.rows is None and part[START] == 0:
             refuse_other_count(part.location, part["record_count"], rows)
@@ -388,7 +390,13 @@ class _FileRead:
         self._rows, self._part, self._file, self._deletes, self._selecting = rows, part, file, deletes, selecting
         self._columns = self._resolve(column for column in rows.columns if not _is_virtual(column))
         self._leaves = self._resolve(leaf.column for leaf in rows.leaves)
-        compared = {field_id for each in (deletes, selecting) if each for ids, _ in each.keys for field_id in ids}
+        compared = {
+            field_id
+            for file_deletes in (deletes, selecting)
+            if file_deletes
+            for ids, _ in file_deletes.keys
+            for field_id in ids
+        }
         self._keys = [leaf for leaf in rows.keys if leaf.id in compared]
         self._key_ids = [leaf.id for leaf in self._keys]
         self._key_sources = self._resolve(leaf.column for leaf in self._keys)
@@ -400,11 +408,11 @@ class _FileRead:
 
     @cached_property
     def _partition(self) -> Partition:
-        places = self._rows.identities[self._part["spec_id"]]
-        if not any(place is not None for place in places.values()):
-            return dict.fromkeys(places)
+        indices = self._rows.identities[self._part["spec_id"]]
+        if not any(index is not None for index in indices.values()):
+            return dict.fromkeys(indices)
         values = self._part.row.column("partition").flatten()
-        return {column_id: None if place is None else values[place][0] for column_id, place in places.items()}
+        return {column_id: None if index is None else values[index][0] for column_id, index in indices.items()}
 
     def _resolve(self, columns: Iterable[IcebergColumn]) -> tuple[Source, ...]:
         return resolve(
@@ -416,12 +424,12 @@ class _FileRead:
             by_position=self._part["file_format"].upper() == "PARQUET",
         )
 
-    def output(self, first: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def output(self, first_row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert rows of the file to rows of the result. `first` is the position of the first row."""
         keys = dict(zip(self._key_ids, self._values(batch, self._keys, self._key_sources), strict=True))
-        flags = self._deletes.deleted(first, len(batch), keys)
+        flags = self._deletes.deleted(first_row, len(batch), keys)
         if self._selecting is not None:
-            flags |= ~self._selecting.deleted(first, len(batch), keys)
+            flags |= ~self._selecting.deleted(first_row, len(batch), keys)
         deleted = pa.array(flags)
         sources = iter(self._columns)
         columns = []
@@ -429,10 +437,10 @@ class _FileRead:
             if column == _DELETED:
                 columns.append(deleted)
             elif _is_virtual(column):
-                columns.append(self._of_the_file(column, kind, first, len(batch)))
+                columns.append(self._of_the_file(column, kind, first_row, len(batch)))
             else:
                 columns.append(
-                    self._inherited(column, column_values(batch, next(sources), kind, self._partition), first)
+                    self._inherited(column, column_values(batch, next(sources), kind, self._partition), first_row)
                 )
         columns += self._values(batch, self._rows.leaves, self._leaves)
         result = pa.RecordBatch.from_arrays(columns, schema=self._rows.schema)
@@ -446,15 +454,15 @@ class _FileRead:
             for leaf, source in zip(leaves, sources, strict=True)
         ]
 
-    def _of_the_file(self, column: IcebergColumn, kind: pa.DataType, first: int, length: int) -> pa.Array:
+    def _of_the_file(self, column: IcebergColumn, kind: pa.DataType, first_row: int, length: int) -> pa.Array:
         """Compute a metadata column that files don't store."""
         if column == _POS:
-            return pa.array(np.arange(first, first + length))
+            return pa.array(np.arange(first_row, first_row + length))
         if column == _PARTITION:
             return self._part.row.column("partition").take(pa.array(np.zeros(length, np.int64))).cast(kind)
         return pa.repeat(pa.scalar(self._part[_PLANNED_NAMES.get(column.name, column.name)], kind), length)
 
-    def _inherited(self, column: IcebergColumn, stored: pa.Array, first: int) -> pa.Array:
+    def _inherited(self, column: IcebergColumn, stored: pa.Array, first_row: int) -> pa.Array:
         """Replace nulls in a row lineage column with inherited values (table spec, Row Lineage).
 
         Other columns are returned as stored.
@@ -466,7 +474,7 @@ class _FileRead:
             return pa.nulls(len(stored), stored.type)
         if column == _LAST_UPDATED:
             return pc.fill_null(stored, self._part["data_sequence_number"])
-        return pc.coalesce(stored, pa.array(np.arange(len(stored)) + (first_row_id + first)))
+        return pc.coalesce(stored, pa.array(np.arange(len(stored)) + (first_row_id + first_row)))
 
 
 def _is_virtual(column: IcebergColumn) -> bool:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 # the files. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
 
 
-_PLACE: Final = "place"
+_ROW: Final = "row"
 _SCHEMA: Final = "schema"
-_FOOTERS: Final = pa.schema([pa.field(_PLACE, pa.int64()), pa.field(_SCHEMA, pa.binary())])
+_FOOTERS: Final = pa.schema([pa.field(_ROW, pa.int64()), pa.field(_SCHEMA, pa.binary())])
 
 
 def layouts(
@@ -61,7 +61,7 @@ def layouts(
         fields: the columns to read.
 
     Yields:
-        How to read the columns (None if Spark can't), and the rows of the files.
+        The columns to read (None if Spark can't read them), and the rows of the files.
 
     Raises:
         CorruptFileError: a footer contradicts the table.
@@ -69,10 +69,10 @@ def layouts(
     """
     names, projected = name_mapping(state.metadata), tuple(map(projected_column, fields))
     spec_ids = files.numbers("spec_id")
-    for schema, places in _by_schema(state, files, rows):
+    for schema, file_rows in _by_schema(state, files, rows):
         columns = file_columns(pa.ipc.read_schema(pa.py_buffer(schema)))
-        for spec_id in sorted(set(spec_ids[places].tolist())):
-            of_spec = places[spec_ids[places] == spec_id]
+        for spec_id in sorted(set(spec_ids[file_rows].tolist())):
+            of_spec = file_rows[spec_ids[file_rows] == spec_id]
             location = files.table.column("file_path")[int(of_spec[0])].as_py()
             identities = identity_sources(state.specs[spec_id])
             sources = resolve(columns, projected, location, names=names, partition_ids=identities, by_position=True)
@@ -82,27 +82,27 @@ def layouts(
 
 
 def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterator[tuple[bytes, Indices]]:
-    taken = files.table.select(["file_path", "record_count"]).take(pa.array(rows))
-    units = taken.append_column(_PLACE, pa.array(rows))
+    chosen_files = files.table.select(["file_path", "record_count"]).take(pa.array(rows))
+    units = chosen_files.append_column(_ROW, pa.array(rows))
     reader = state.access.tasks
     assert reader is not None
-    read = partial(_footers, reader)
+    read_footers = partial(_footers, reader)
     if state.access.driver is not None and len(units) <= MOST_REQUESTS:
-        footers = map_on_driver(units, read, _FOOTERS).group_by(_SCHEMA).aggregate([(_PLACE, "list")])
-        grouped = footers.select([_SCHEMA, f"{_PLACE}_list"])
+        footers = map_on_driver(units, read_footers, _FOOTERS).group_by(_SCHEMA).aggregate([(_ROW, "list")])
+        grouped = footers.select([_SCHEMA, f"{_ROW}_list"])
     else:
-        frame = map_arrow(local_frame(state.spark, units), read, _FOOTERS)
+        frame = map_arrow(local_frame(state.spark, units), read_footers, _FOOTERS)
         with translated_errors():
-            grouped = frame.groupBy(_SCHEMA).agg(F.collect_list(_PLACE).alias(_PLACE)).toArrow()
-    for schema, places in zip(*grouped.columns, strict=True):
-        yield schema.as_py(), places.values.sort().to_numpy()
+            grouped = frame.groupBy(_SCHEMA).agg(F.collect_list(_ROW).alias(_ROW)).toArrow()
+    for schema, file_rows in zip(*grouped.columns, strict=True):
+        yield schema.as_py(), file_rows.values.sort().to_numpy()
 
 
 def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         planned = zip(*(batch.column(name).to_pylist() for name in ("file_path", "record_count")), strict=True)
         schemas = [_schema(reader, location, record_count) for location, record_count in planned]
-        yield pa.RecordBatch.from_arrays([batch.column(_PLACE), pa.array(schemas, pa.binary())], schema=_FOOTERS)
+        yield pa.RecordBatch.from_arrays([batch.column(_ROW), pa.array(schemas, pa.binary())], schema=_FOOTERS)
 
 
 def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
@@ -127,15 +127,15 @@ def _read_columns(
     sources: Sequence[Source],
     partition: dict[int, str],
 ) -> ReadColumns | None:
-    """Return how Spark reads the columns of files with one layout.
+    """Return the columns of files with one layout, as Spark reads them; None if it can't.
 
     Args:
         columns: the columns of the files.
         fields: the columns to read.
-        sources: where each comes from.
+        sources: the sources of the columns.
         partition: the names of identity partition fields by column id.
     """
-    read: list[spark.StructField] = []
+    read_fields: list[spark.StructField] = []
     values: list[Sql] = []
     try:
         for field, source in zip(fields, sources, strict=True):
@@ -144,10 +144,10 @@ def _read_columns(
                     _refuse_ambiguous(physical, columns)
                     kind = read_type(field.field_type)
                     stored = _stored_type(source, kind)
-                    value = sql.col(column_name(len(read)))
+                    value = sql.col(column_name(len(read_fields)))
                     value = value if stored == kind else value.cast(kind)
                     values.append(widened_value(field, value, set(_widened(source))))
-                    read.append(spark.StructField(physical.name, stored))
+                    read_fields.append(spark.StructField(physical.name, stored))
                 case FromPartition():
                     values.append(_partition_value(field, partition))
                 case FromDefault(column=column):
@@ -157,11 +157,11 @@ def _read_columns(
                     values.append(sql.lit(None).cast(read_type(field.field_type)))
     except _UnreadError:
         return None
-    names = [field.name.lower() for field in read]
+    names = [field.name.lower() for field in read_fields]
     if len(set(names)) < len(names) or ROW_INDEX in names:
         return None
     has_partition_values = any(isinstance(source, FromPartition) for source in sources)
-    return ReadColumns(fields, spark.StructType(read), tuple(values), has_partition_values)
+    return ReadColumns(fields, spark.StructType(read_fields), tuple(values), has_partition_values)
 
 
 def _widened(source: Source) -> Iterator[int]:
@@ -186,7 +186,7 @@ def _refuse_ambiguous(column: IcebergColumn, siblings: Sequence[IcebergColumn]) 
 
 
 def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
-    """Return the type that Spark reads for a file column: the wanted type with the file's field names."""
+    """Return the type that Spark reads for a file column: the table's type with the file's field names."""
     column, physical = source.column, source.physical
     match kind:
         case spark.StructType():
@@ -194,15 +194,15 @@ def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
         case spark.ArrayType():
             return spark.ArrayType(_stored_type(_child(source, 0), kind.elementType))
         case spark.MapType():
-            key, value = (_child(source, place) for place in range(2))
+            key, value = (_child(source, index) for index in range(2))
             return spark.MapType(_stored_type(key, kind.keyType), _stored_type(value, kind.valueType))
     if column.type in ("unknown", "variant") or physical.type == "unknown" or not _is_promoted(physical, column):
         raise _UnreadError
     return kind
 
 
-def _child(source: FromFile, place: int) -> FromFile:
-    child = source.children[place]
+def _child(source: FromFile, index: int) -> FromFile:
+    child = source.children[index]
     if not isinstance(child, FromFile):
         raise _UnreadError
     return child

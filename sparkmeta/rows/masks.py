@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 _MaskedWords = tuple[Words, Words]
-"""Places of words with a bit, ascending, and these words."""
+"""Indices of words with a bit, ascending, and these words."""
 
 DRIVER_REQUESTS: Final = 256
 """Maximum number of requests by the driver. Its threads take half a second for them, as a job that runs Python does."""
@@ -67,11 +67,11 @@ _MASKED_WORDS: Final = pa.schema(
     [
         pa.field("unit", pa.int64()),
         pa.field("data_file", pa.string()),
-        pa.field("places", pa.list_(pa.int64())),
+        pa.field("indices", pa.list_(pa.int64())),
         pa.field("words", pa.list_(pa.int64())),
     ]
 )
-"""The mask of a data file by a unit: the words with a bit, and their places, ascending."""
+"""The mask of a data file by a unit: the words with a bit, and their indices, ascending."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def word_counts(files: PlannedFiles) -> Indices:
 
 def fits(counts: Indices) -> Flags:
     """Return which files can use masks within the limits. Files without words always can."""
-    small = counts <= LIMITS.batch
-    fitting = small & (np.cumsum(np.where(small, counts, 0)) <= LIMITS.total)
-    either: Flags = fitting | (counts == 0)
-    return either
+    is_small = counts <= LIMITS.batch
+    is_fitting = is_small & (np.cumsum(np.where(is_small, counts, 0)) <= LIMITS.total)
+    can_be_masked: Flags = is_fitting | (counts == 0)
+    return can_be_masked
 
 
 def batches(rows: Indices, counts: Indices) -> list[Indices]:
@@ -118,17 +118,17 @@ def batches(rows: Indices, counts: Indices) -> list[Indices]:
         counts: the number of words of every file.
     """
     parts: list[Indices] = []
-    start, held = 0, 0
-    for place, count in enumerate(counts[rows].tolist()):
-        if held and held + count > LIMITS.batch:
-            parts.append(rows[start:place])
-            start, held = place, 0
-        held += count
+    start, batch_words = 0, 0
+    for index, count in enumerate(counts[rows].tolist()):
+        if batch_words and batch_words + count > LIMITS.batch:
+            parts.append(rows[start:index])
+            start, batch_words = index, 0
+        batch_words += count
     return [*parts, rows[start:]]
 
 
 def numbers(counts: Indices) -> Indices:
-    """Return ascending numbers for files that are read together, those with words first.
+    """Return ascending numbers for files that are read together, files with words first.
 
     Args:
         counts: the number of words of each file, in the order in which to number them.
@@ -146,7 +146,7 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
         state: the table.
         files: the planned files.
         rows: the rows of the files that are read together.
-        file_numbers: their `numbers`.
+        file_numbers: the `numbers` of the files.
 
     Raises:
         CorruptFileError: a deletion vector or delete file is damaged, or masks a row that the data file does not have.
@@ -156,19 +156,19 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
     firsts, counts = _words_of(file_numbers)
     words = np.zeros(int(counts.sum()), np.int64)
     of_rows = files.take(rows)
-    units, places_in_sets = _units(of_rows)
+    units, set_indices = _units(of_rows)
     masked = _decoded(state, units, of_rows)
-    file_places = _masked_files(masked, places_in_sets, of_rows)
+    file_indices = _masked_files(masked, set_indices, of_rows)
     paths, record_counts = of_rows.table.column("file_path"), of_rows.numbers("record_count")
-    (starts, places), (_, values) = map(_flat, (masked.column("places"), masked.column("words")))
-    for row in np.flatnonzero((file_places >= 0) & (np.diff(starts) > 0)).tolist():
-        file_place, of_row = file_places[row], slice(starts[row], starts[row + 1])
-        beyond = _position_beyond(places[of_row], values[of_row], int(record_counts[file_place]))
-        if beyond is not None:
+    (starts, word_indices), (_, values) = map(_flat, (masked.column("indices"), masked.column("words")))
+    for row in np.flatnonzero((file_indices >= 0) & (np.diff(starts) > 0)).tolist():
+        file_index, of_row = file_indices[row], slice(starts[row], starts[row + 1])
+        position = _position_beyond(word_indices[of_row], values[of_row], int(record_counts[file_index]))
+        if position is not None:
             location = units.column("location")[masked.column("unit")[row].as_py()].as_py()
-            problem = f"{paths[file_place].as_py()} has {record_counts[file_place]} rows"
-            raise CorruptFileError(location, "position", beyond, problem)
-        words[firsts[file_place] + places[of_row]] |= values[of_row]
+            problem = f"{paths[file_index].as_py()} has {record_counts[file_index]} rows"
+            raise CorruptFileError(location, "position", position, problem)
+        words[firsts[file_index] + word_indices[of_row]] |= values[of_row]
     return words
 
 
@@ -188,12 +188,12 @@ def masks_any(words: Words, file_numbers: Indices) -> Flags:
     firsts, counts = _words_of(file_numbers)
     masked = np.concatenate([[0], np.cumsum(words != 0)])
     ends = np.minimum(firsts + counts, len(words))
-    either: Flags = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
-    return either
+    has_masked: Flags = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
+    return has_masked
 
 
 def without_masked(frame: DataFrame, words: Words) -> DataFrame:
-    """Return rows, which have `number` and `pos`, without those masked by `words`."""
+    """Return the rows, with `number` and `pos`, that `words` do not mask."""
     return with_masked(frame, words, _MASKED).where(f"NOT {_MASKED}").drop(_MASKED) if len(words) else frame
 
 
@@ -207,15 +207,15 @@ def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
     else:
         frame, mask = frame.crossJoin(F.broadcast(mask_row)), F.col(_MASK)
     number, position = F.col(NUMBER), F.col(POSITION)
-    word_place = F.shiftright(position, 6)
-    word = F.get(mask, F.shiftright(number, _COUNT_BITS) + word_place)
+    word_index = F.shiftright(position, 6)
+    word = F.get(mask, F.shiftright(number, _COUNT_BITS) + word_index)
     bit = F.call_function("shiftright", word, position.bitwiseAND(63).cast("int")).bitwiseAND(1)
-    has_word = word_place < number.bitwiseAND((1 << _COUNT_BITS) - 1)
+    has_word = word_index < number.bitwiseAND((1 << _COUNT_BITS) - 1)
     return frame.withColumn(name, has_word & (bit == 1)).drop(_MASK)
 
 
 def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
-    """Return the units to decode for files, and the index of each in the deletes of `sets`; -1 if it is in none."""
+    """Return the units to decode for files, and the index of each unit in the deletes of `sets`, or -1."""
     of_file = files.file_deletes
     shared = np.flatnonzero(files.shared_deletes(ContentType.POSITION_DELETES))
     data_files = files.table.column("file_path").take(of_file.column("owner"))
@@ -232,30 +232,30 @@ def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
         "size_in_bytes": pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes")),
         **{name: deletes.column(name) for name in ("file_format", "record_count", "data_file")},
     }
-    places_in_sets = np.concatenate([np.full(len(of_file), -1), shared])[order.to_numpy()]
-    return pa.table([columns[name] for name in _UNITS.names], schema=_UNITS).combine_chunks(), places_in_sets
+    set_indices = np.concatenate([np.full(len(of_file), -1), shared])[order.to_numpy()]
+    return pa.table([columns[name] for name in _UNITS.names], schema=_UNITS).combine_chunks(), set_indices
 
 
-def _masked_files(masked: pa.Table, places_in_sets: Indices, files: PlannedFiles) -> Indices:
+def _masked_files(masked: pa.Table, set_indices: Indices, files: PlannedFiles) -> Indices:
     """Return the index of the file of each row of `_MASKED_WORDS`; -1 if the row's unit does not apply to the file.
 
     A position delete file may have positions of files that are not read, do not exist any more, or are newer.
     """
     paths = whole(files.table.column("file_path"))
-    file_places = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()
-    in_sets = places_in_sets[masked.column("unit").to_numpy()]
-    used = np.unique(files.set_codes)
-    of_used, members = files.sets.members_of(used)
+    file_indices = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()
+    in_sets = set_indices[masked.column("unit").to_numpy()]
+    used_sets = np.unique(files.set_codes)
+    of_used, members = files.sets.members_of(used_sets)
     deletes = len(files.sets.deletes)
-    is_member = np.isin(files.set_codes[file_places] * deletes + in_sets, used[of_used] * deletes + members)
-    return np.where((in_sets < 0) | is_member, file_places, -1)
+    is_member = np.isin(files.set_codes[file_indices] * deletes + in_sets, used_sets[of_used] * deletes + members)
+    return np.where((in_sets < 0) | is_member, file_indices, -1)
 
 
-def _position_beyond(places: Words, words: Words, rows: int) -> int | None:
+def _position_beyond(indices: Words, words: Words, rows: int) -> int | None:
     """Return a masked position beyond a file's number of rows; None if there is none."""
-    first = (int(places[0]) << 6) + (int(words[0]) & -int(words[0])).bit_length() - 1
-    last = (int(places[-1]) << 6) + (int(words[-1]) & _ALL_BITS).bit_length() - 1
-    return next((position for position in (first, last) if not 0 <= position < rows), None)
+    first_position = (int(indices[0]) << 6) + (int(words[0]) & -int(words[0])).bit_length() - 1
+    last_position = (int(indices[-1]) << 6) + (int(words[-1]) & _ALL_BITS).bit_length() - 1
+    return next((position for position in (first_position, last_position) if not 0 <= position < rows), None)
 
 
 def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
@@ -280,7 +280,7 @@ def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Tabl
         return decoded.toArrow()
 
 
-# The most units that the driver decodes: more are decoded faster by a job.
+# Maximum number of units that the driver decodes. A job decodes more units faster.
 _MOST_UNITS = 10_000
 
 
@@ -322,8 +322,8 @@ def _decode(reader: RangeReader, locations: Locations, batches: Iterable[pa.Reco
     for batch in batches:
         by_range = _by_range(batch.to_pylist())
         ranges = [*by_range]
-        for place, data in read_ranges(reader, ranges):
-            units = by_range[ranges[place]]
+        for index, data in read_ranges(reader, ranges):
+            units = by_range[ranges[index]]
             if _is_vector(units[0]):
                 yield from (_row(unit, unit["data_file"], _vector_words(unit, data)) for unit in units)
                 continue
@@ -396,14 +396,14 @@ def _masked_words(positions: Words) -> _MaskedWords:
 def _merged(parts: Sequence[_MaskedWords]) -> _MaskedWords:
     if len(parts) == 1:
         return parts[0]
-    places, words = (np.concatenate([_NO_WORDS, *(part[side] for part in parts)]) for side in (0, 1))
-    order = np.argsort(places, kind="stable")
-    return _combined(places[order], words[order])
+    indices, words = (np.concatenate([_NO_WORDS, *(part[side] for part in parts)]) for side in (0, 1))
+    order = np.argsort(indices, kind="stable")
+    return _combined(indices[order], words[order])
 
 
-def _combined(places: Words, words: Words) -> _MaskedWords:
-    """Merge the words of equal places by OR. `places` are ascending."""
-    if not len(places):
-        return places, words
-    starts = np.flatnonzero(np.concatenate([[True], np.diff(places) != 0]))
-    return places[starts], np.bitwise_or.reduceat(words, starts)
+def _combined(indices: Words, words: Words) -> _MaskedWords:
+    """Merge the words of equal indices by OR. `indices` are ascending."""
+    if not len(indices):
+        return indices, words
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(indices) != 0]))
+    return indices[starts], np.bitwise_or.reduceat(words, starts)

@@ -49,7 +49,7 @@ class OrcParts:
     Attributes:
         script: the fields of the postscript.
         footer: the fields of the footer.
-        footer_start: where the footer begins in the file.
+        footer_start: the offset of the footer in the file.
     """
 
     def __init__(self, source: pa.NativeFile, location: str) -> None:
@@ -80,12 +80,12 @@ class OrcParts:
         """Decode chunks, which may be compressed, to plain bytes."""
         if self._codec == _NO_CODEC:
             return data
-        parts, place = [], 0
-        while place < len(data):
-            header = int.from_bytes(data[place : place + 3], "little")
-            chunk = data[place + 3 : place + 3 + (header >> 1)]
+        parts, offset = [], 0
+        while offset < len(data):
+            header = int.from_bytes(data[offset : offset + 3], "little")
+            chunk = data[offset + 3 : offset + 3 + (header >> 1)]
             parts.append(chunk if header & 1 else self._inflated(chunk))
-            place += 3 + len(chunk)
+            offset += 3 + len(chunk)
         return b"".join(parts)
 
     def _inflated(self, chunk: bytes) -> bytes:
@@ -129,37 +129,37 @@ def _read_compressed(data: bytes, codec: str) -> bytes:
 # -- Protocol buffers -------------------------------------------------------------------------------------------------
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Decode a varint at `place`. Return the number and the end of its bytes."""
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Decode a varint at `offset`. Return the number and the end of its bytes."""
     value = shift = 0
     while True:
-        byte = data[place]
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, offset
 
 
 def parsed(data: bytes) -> list[Field]:
     """Decode the fields of a message."""
-    fields, place = [], 0
-    while place < len(data):
-        key, place = _varint(data, place)
+    fields, offset = [], 0
+    while offset < len(data):
+        key, offset = _varint(data, offset)
         number, wire_type = key >> 3, key & 7
         if wire_type == _VARINT:
-            value, place = _varint(data, place)
+            value, offset = _varint(data, offset)
             fields.append(Field(number, wire_type, value))
             continue
         size = _FIXED_SIZES.get(wire_type)
         if size is None:
-            size, place = _varint(data, place)
-        fields.append(Field(number, wire_type, data[place : place + size]))
-        place += size
+            size, offset = _varint(data, offset)
+        fields.append(Field(number, wire_type, data[offset : offset + size]))
+        offset += size
     return fields
 
 
 def number_in(message: bytes, number: int) -> int:
-    """Return the number in a field of a message; 0 if it is not there."""
+    """Return the number in a field of a message; 0 if the message lacks the field."""
     return next((int(field.value) for field in parsed(message) if field.number == number), 0)
 
 
@@ -193,17 +193,17 @@ def _encoded_varint(value: int) -> bytes:
 
 def decoded_runs(data: bytes) -> Iterator[Numbers]:
     """Yield the runs of unsigned numbers."""
-    place = 0
-    while place < len(data):
-        first = data[place]
-        if first >> 6 == 0:
-            size = (first >> 3 & 7) + 1
-            value = int.from_bytes(data[place + 1 : place + 1 + size], "big")
-            yield np.full((first & 7) + 3, value, np.uint64).astype(np.int64)
-            place += 1 + size
+    offset = 0
+    while offset < len(data):
+        header = data[offset]
+        if header >> 6 == 0:
+            size = (header >> 3 & 7) + 1
+            value = int.from_bytes(data[offset + 1 : offset + 1 + size], "big")
+            yield np.full((header & 7) + 3, value, np.uint64).astype(np.int64)
+            offset += 1 + size
             continue
-        code, count = first >> 1 & 31, ((first & 1) << 8 | data[place + 1]) + 1
-        run, place = _LONG_RUNS[first >> 6](data, place + 2, code, count)
+        code, count = header >> 1 & 31, ((header & 1) << 8 | data[offset + 1]) + 1
+        run, offset = _LONG_RUNS[header >> 6](data, offset + 2, code, count)
         yield run
 
 
@@ -214,49 +214,52 @@ def encoded_runs(values: Numbers) -> bytes:
         run = values[start : start + _MOST_IN_RUN]
         code = next(code for code, width in enumerate(_WIDTHS) if int(run.max()) < 1 << width)
         bits = run[:, np.newaxis] >> np.arange(_WIDTHS[code] - 1, -1, -1) & 1
-        most = len(run) - 1
-        parts.append(bytes([0x40 | code << 1 | most >> 8, most & 0xFF]) + np.packbits(bits.astype(np.uint8)).tobytes())
+        length_code = len(run) - 1
+        parts.append(
+            bytes([0x40 | code << 1 | length_code >> 8, length_code & 0xFF])
+            + np.packbits(bits.astype(np.uint8)).tobytes()
+        )
     return b"".join(parts)
 
 
-def _direct(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    return _unpacked(data, place, _WIDTHS[code], count)
+def _direct(data: bytes, offset: int, code: int, count: int) -> tuple[Numbers, int]:
+    return _unpacked(data, offset, _WIDTHS[code], count)
 
 
-def _patched(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    width, patch_width = _WIDTHS[code], _WIDTHS[data[place] & 31]
-    base_size, gap_width, patches = (data[place] >> 5) + 1, (data[place + 1] >> 5) + 1, data[place + 1] & 31
-    place += 2
-    base = int.from_bytes(data[place : place + base_size], "big")
-    values, place = _unpacked(data, place + base_size, width, count)
+def _patched(data: bytes, offset: int, code: int, count: int) -> tuple[Numbers, int]:
+    width, patch_width = _WIDTHS[code], _WIDTHS[data[offset] & 31]
+    base_size, gap_width, patches = (data[offset] >> 5) + 1, (data[offset + 1] >> 5) + 1, data[offset + 1] & 31
+    offset += 2
+    base = int.from_bytes(data[offset : offset + base_size], "big")
+    values, offset = _unpacked(data, offset + base_size, width, count)
     entry_width = next(fixed for fixed in _WIDTHS if fixed >= gap_width + patch_width)
-    entries, place = _unpacked(data, place, entry_width, patches)
+    entries, offset = _unpacked(data, offset, entry_width, patches)
     position = 0
     for entry in entries.tolist():
         position += entry >> patch_width
         values[position] |= (entry & ((1 << patch_width) - 1)) << width
-    return values + base, place
+    return values + base, offset
 
 
-def _deltas(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    base, place = _varint(data, place)
-    zigzag, place = _varint(data, place)
+def _deltas(data: bytes, offset: int, code: int, count: int) -> tuple[Numbers, int]:
+    base, offset = _varint(data, offset)
+    zigzag, offset = _varint(data, offset)
     delta = (zigzag >> 1) ^ -(zigzag & 1)
     steps = np.full(count, delta, np.int64)
     steps[0] = np.uint64(base).astype(np.int64)
     if code:
-        sizes, place = _unpacked(data, place, _WIDTHS[code], count - 2)
+        sizes, offset = _unpacked(data, offset, _WIDTHS[code], count - 2)
         steps[2:] = -sizes if delta < 0 else sizes
-    return np.cumsum(steps), place
+    return np.cumsum(steps), offset
 
 
 _LONG_RUNS: Final = {1: _direct, 2: _patched, 3: _deltas}
 
 
-def _unpacked(data: bytes, place: int, width: int, count: int) -> tuple[Numbers, int]:
+def _unpacked(data: bytes, offset: int, width: int, count: int) -> tuple[Numbers, int]:
     """Decode numbers of `width` bits, highest bit first. Return them and the end of their bytes."""
-    end = place + -(-width * count // 8)
-    bits = np.unpackbits(np.frombuffer(data[place:end], np.uint8))[: width * count].reshape(count, width)
+    end = offset + -(-width * count // 8)
+    bits = np.unpackbits(np.frombuffer(data[offset:end], np.uint8))[: width * count].reshape(count, width)
     powers = np.left_shift(np.uint64(1), np.arange(width - 1, -1, -1, dtype=np.uint64))
     return (bits @ powers).astype(np.int64), end
 
@@ -286,8 +289,8 @@ class OrcSeconds:
         """Read the file's footer.
 
         Args:
-            source: The open file.
-            location: The file, for error messages.
+            source: the open file.
+            location: the file, for error messages.
         """
         self._parts, self._location = OrcParts(source, location), location
         tail = self._parts.tail([*map(_with_longs, self._parts.footer)])
@@ -297,13 +300,13 @@ class OrcSeconds:
         """Read columns of a stripe.
 
         Args:
-            number: The index of the stripe.
-            names: The names of the columns.
-            schema: The Arrow schema of the file.
+            number: the index of the stripe.
+            names: the names of the columns.
+            schema: the Arrow schema of the file.
 
         Raises:
-            CorruptFileError: The stripe is damaged.
-            UnsupportedError: Timestamps have an encoding that current writers don't use.
+            CorruptFileError: the stripe is damaged.
+            UnsupportedError: timestamps have an encoding that current writers don't use.
         """
         batch = self._file.read_stripe(number, names)
         nanos = _Nanos(
@@ -323,7 +326,7 @@ class _Patched(io.RawIOBase):
 
     def __init__(self, source: pa.NativeFile, end: int, tail: bytes) -> None:
         self._source, self._end, self._tail = source, end, tail
-        self._place = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -332,17 +335,17 @@ class _Patched(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._end + len(self._tail)}
-        self._place = starts[whence] + offset
-        return self._place
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end + len(self._tail)}
+        self._position = starts[whence] + offset
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        last = self._end + len(self._tail)
-        stop = last if size < 0 else min(self._place + size, last)
-        start, self._place = self._place, max(self._place, stop)
+        total_size = self._end + len(self._tail)
+        stop = total_size if size < 0 else min(self._position + size, total_size)
+        start, self._position = self._position, max(self._position, stop)
         self._source.seek(min(start, self._end))
         data: bytes = self._source.read(max(0, min(stop, self._end) - start))
         return data + self._tail[max(0, start - self._end) : max(0, stop - self._end)]
@@ -354,25 +357,25 @@ class _Nanos:
     def __init__(self, parts: OrcParts, stripe: bytes, location: str) -> None:
         self._parts, self._location = parts, location
         values = {field.number: field.value for field in parsed(stripe)}
-        start, index, data, footer = (values.get(number, 0) for number in (1, 2, 3, 4))
-        fields = parsed(parts.plain(parts.read(start + index + data, footer)))
+        start, index_length, data_length, footer_length = (values.get(number, 0) for number in (1, 2, 3, 4))
+        fields = parsed(parts.plain(parts.read(start + index_length + data_length, footer_length)))
         self._encodings = [number_in(field.value, 1) for field in fields if field.number == 2]
         self._zone = next((field.value.decode() for field in fields if field.number == 3), "")
-        self._places: dict[int, tuple[int, int]] = {}
+        self._streams: dict[int, tuple[int, int]] = {}
         for field in fields:
             if field.number == 1:
                 size = number_in(field.value, 3)
                 if number_in(field.value, 1) == SECONDARY:
-                    self._places[number_in(field.value, 2)] = (start, size)
+                    self._streams[number_in(field.value, 2)] = (start, size)
                 start += size
 
     def restored(self, array: pa.Array, kind: pa.DataType, type_id: int) -> pa.Array:
-        """Return an array with seconds replaced by timestamps.
+        """Replace the seconds in an array with timestamps.
 
         Args:
-            array: The array with seconds.
-            kind: Its Arrow type, with timestamps.
-            type_id: The id of the type in the file. Types are numbered in pre-order from the root.
+            array: the array with seconds.
+            kind: its Arrow type, with timestamps.
+            type_id: the id of the type in the file. Types are numbered in pre-order from the root.
         """
         if pa.types.is_timestamp(kind):
             return self._timestamps(array, kind, type_id)
@@ -394,11 +397,11 @@ class _Nanos:
 
     def _timestamps(self, array: pa.Int64Array, kind: pa.TimestampType, type_id: int) -> pa.TimestampArray:
         if self._encodings[type_id] != _DIRECT_V2 or (kind.tz is None and self._zone not in _UTC):
-            how = f"encoding {self._encodings[type_id]} and zone {self._zone!r}"
-            raise UnsupportedError(f"{self._location}: timestamps out of Arrow's range, of {how}")
+            properties = f"encoding {self._encodings[type_id]} and zone {self._zone!r}"
+            raise UnsupportedError(f"{self._location}: timestamps out of Arrow's range, of {properties}")
         valid = np.asarray(array.is_valid())
         seconds = np.asarray(array.drop_null(), np.int64) + _EPOCH
-        stream = self._parts.plain(self._parts.read(*self._places.get(type_id, (0, 0))))
+        stream = self._parts.plain(self._parts.read(*self._streams.get(type_id, (0, 0))))
         nanos = _nanoseconds(stream, len(seconds))
         if len(nanos) != len(seconds):
             problem = f"there are {len(seconds)} values"
@@ -430,7 +433,7 @@ def _arrays(array: pa.Array) -> list[pa.Array]:
 def _children(kind: pa.DataType) -> list[pa.Field]:
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
-    return [kind.field(place) for place in range(kind.num_fields)]
+    return [kind.field(index) for index in range(kind.num_fields)]
 
 
 def _first_ids(fields: Iterable[pa.Field], first: int) -> list[int]:
@@ -454,7 +457,7 @@ def _with_longs(field: Field) -> Field:
 
 
 def _nanoseconds(stream: bytes, count: int) -> Numbers:
-    """Decode a stream of nanoseconds, which stores numbers without trailing decimal zeros and the counts of these."""
+    """Decode a stream of nanoseconds, which stores numbers without trailing decimal zeros, and the counts of zeros."""
     runs = list(decoded_runs(stream))
     stored = np.concatenate(runs)[:count] if runs else np.zeros(0, np.int64)
     zeros = stored & 7

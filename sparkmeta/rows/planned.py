@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 # -- Deduplicate shared deletes ---------------------------------------------------------------------------------------
-# Thousands of equality deletes may apply to each of thousands of files, and files of one partition and commit have the
-# same ones. A plan therefore sends the driver eight bytes per pair of a file and such a delete, and the driver keeps
-# only the distinct sets.
+# Thousands of equality deletes may apply to each of thousands of files, and the same deletes apply to all files of one
+# partition and commit. A plan therefore sends the driver eight bytes per pair of a file and such a delete, and the
+# driver keeps only the distinct sets.
 
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -98,11 +98,11 @@ class DeleteSets:
         return flags
 
     def members_of(self, sets: Indices) -> tuple[Indices, Indices]:
-        """Return the members of sets, and for each member the index of its set in `sets`."""
+        """Return the index of each member's set in `sets`, and the members."""
         starts, lengths = self.offsets[sets], np.diff(self.offsets)[sets]
         ends = np.cumsum(lengths)
-        places = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
-        return np.repeat(np.arange(len(sets)), lengths), self.members[places]
+        member_rows = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
+        return np.repeat(np.arange(len(sets)), lengths), self.members[member_rows]
 
     def with_sets(self, lengths: Indices, members: Indices) -> DeleteSets:
         """Append further sets of the same deletes."""
@@ -121,7 +121,7 @@ def delete_sets(ids: pa.Array, deletes: pa.Table, schema: pa.Schema) -> tuple[In
     Raises:
         SparkmetaError: two entries have the same hash.
     """
-    known, deletes = _distinct(deletes)
+    known_ids, deletes = _distinct(deletes)
     lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     buffers = [None, pa.py_buffer(ends * _BYTES), pa.py_buffer(ids.flatten().to_numpy())]
@@ -129,22 +129,22 @@ def delete_sets(ids: pa.Array, deletes: pa.Table, schema: pa.Schema) -> tuple[In
     distinct = encoded.dictionary
     offsets = np.frombuffer(distinct.buffers()[1], np.int64, len(distinct) + 1) // _BYTES
     members = np.frombuffer(distinct.buffers()[2] or b"", np.int64, int(offsets[-1]))
-    places = np.searchsorted(known, members)
-    if not np.array_equal(known[np.minimum(places, len(known) - 1)], members):
+    delete_rows = np.searchsorted(known_ids, members)
+    if not np.array_equal(known_ids[np.minimum(delete_rows, len(known_ids) - 1)], members):
         raise SparkmetaError("a plan has deletes that are in no manifest which it read")
-    sets = DeleteSets(deletes.select(schema.names).cast(schema), places, offsets)
+    sets = DeleteSets(deletes.select(schema.names).cast(schema), delete_rows, offsets)
     return encoded.indices.to_numpy().astype(np.int64), sets
 
 
 def _distinct(deletes: pa.Table) -> tuple[Indices, pa.Table]:
     """Return the distinct ids in ascending order, and a delete for each."""
     ids = deletes.column(ENTRY_ID).to_numpy()
-    known, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
+    distinct_ids, firsts, codes = np.unique(ids, return_index=True, return_inverse=True)
     entries = [whole(deletes.column(name)) for name in ENTRY]
     for column in entries:
-        if len(known) < len(ids) and not column.equals(column.take(pa.array(firsts[places]))):
+        if len(distinct_ids) < len(ids) and not column.equals(column.take(pa.array(firsts[codes]))):
             raise SparkmetaError("two entries of delete manifests have the same hash")
-    return known, deletes.take(pa.array(firsts))
+    return distinct_ids, deletes.take(pa.array(firsts))
 
 
 # -- Hand Parquet files over to Spark ---------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ _S3_STORE: Final = r"^(?P<store>s3[an]?://[^/]+)/"
 _PLAIN: Final = r"^[a-z][a-z0-9]*://[A-Za-z0-9_./=:@+,-]*$"
 
 
-def column_name(place: int) -> str:
+def column_name(index: int) -> str:
     """Return the name of a column of `read_files` by its index in the schema."""
-    return f"c{place}"
+    return f"c{index}"
 
 
 def read_files(
@@ -207,17 +207,17 @@ def read_files(
         files: rows of `FILES`, without duplicate paths or names that Spark ignores.
         schema: columns with their names in the files, none of them `ROW_INDEX`. Columns that a file lacks are null.
         settings: the settings of the session.
-        extra: which of `NUMBER` and `POSITION` to add. They have a cost even if they are not selected.
+        extra: the columns to add, `NUMBER` or `POSITION` or both. They have a cost even if they are not selected.
         filtered: whether a filter uses all of `extra`, regardless of what is selected. This makes positions cheaper.
 
     Raises:
         NotFoundError: a file is missing. With a log, Spark raises its own error when the DataFrame runs.
         SettingError: the setting asks for a log with Spark Connect.
     """
-    way = settings.file_handover
-    if way == "log" and is_connect(spark):
+    handover = settings.file_handover
+    if handover == "log" and is_connect(spark):
         raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server may not see its client's log")
-    by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
+    by_log = handover == "log" or (handover == "auto" and understands_logs(spark, files))
     if not by_log:
         return _by_paths(spark, files, schema, extra)
     return _by_log(spark, files, schema, extra, internal_index=filtered or NUMBER not in extra)
@@ -232,7 +232,7 @@ def understands_logs(spark: SparkSession, files: pa.Table) -> bool:
     if is_connect(spark) or not len(files):
         return False
     if spark not in _understood and (rows := _first_rows(spark, files)):
-        _understood[spark] = rows == [(_LAST_NUMBER, place) for place in range(len(rows))]
+        _understood[spark] = rows == [(_LAST_NUMBER, index) for index in range(len(rows))]
     return _understood.get(spark, False)
 
 
@@ -240,10 +240,10 @@ _understood: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 
 
 def _first_rows(spark: SparkSession, files: pa.Table) -> list[tuple[int, int]]:
-    place = FILES.get_field_index(NUMBER)
-    first = files.slice(0, 1).set_column(place, FILES.field(NUMBER), pa.array([_LAST_NUMBER], pa.int64()))
+    index = FILES.get_field_index(NUMBER)
+    first_file = files.slice(0, 1).set_column(index, FILES.field(NUMBER), pa.array([_LAST_NUMBER], pa.int64()))
     try:
-        frame = _by_log(spark, first, StructType(), (NUMBER, POSITION), internal_index=True)
+        frame = _by_log(spark, first_file, StructType(), (NUMBER, POSITION), internal_index=True)
         rows = frame.where(f"{NUMBER} + {POSITION} >= 0").limit(3).collect()
     except Exception:  # noqa: BLE001  whatever fails, paths may do
         return []
@@ -276,7 +276,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
     path = F.regexp_replace(_metadata(frame, "file_path"), "^s3[an]:", "s3:")
     values = {NUMBER: path, POSITION: _metadata(frame, "row_index")}
     named = _named(frame, schema, {name: values[name] for name in extra})
-    columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
+    columns = [StructField(column_name(index), field.dataType) for index, field in enumerate(schema.fields)]
     row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
     named = failing_if_skipped(spark, named, locations, row_type)
     if NUMBER not in extra:
@@ -290,7 +290,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
 def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) -> DataFrame:
     # `coalesce` only drops column metadata, such as field ids, from the result.
     columns = [
-        F.coalesce(F.col(quoted(name))).alias(column_name(place)) for place, name in enumerate(schema.fieldNames())
+        F.coalesce(F.col(quoted(name))).alias(column_name(index)) for index, name in enumerate(schema.fieldNames())
     ]
     return frame.select(*columns, *(value.alias(name) for name, value in extra.items()))
 
@@ -401,8 +401,8 @@ class RowPlan:
             if deletes.entries is not None and not deletes.only_dvs
         ]
         return [
-            every.where((~names_file(delete)).text).selectExpr(*sql.texts(fields)).toArrow()
-            for every in at_most_one(frames)
+            frame.where((~names_file(delete)).text).selectExpr(*sql.texts(fields)).toArrow()
+            for frame in at_most_one(frames)
         ]
 
 
@@ -410,7 +410,7 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
     """Plan a scan for a row reader.
 
     Args:
-        choice: how the scan is planned.
+        choice: the choices of the scan's plan.
         others: further columns of the data entry.
     """
     entries = read_entries(choice)
@@ -488,11 +488,15 @@ class PlannedFiles:
                 tables = [frame_of(plan.rows, state).selectExpr(*sql.texts(columns)).toArrow() for plan in plans]
                 table = with_plain_types(pa.concat_tables(tables, promote_options="permissive")).combine_chunks()
                 ids_of_files, table = whole(table.column(ENTRY_ID)), table.drop_columns([ENTRY_ID])
-                shared = [each for plan in plans for each in plan.shared_deletes(state)] if _any(ids_of_files) else []
+                shared = (
+                    [deletes_of_plan for plan in plans for deletes_of_plan in plan.shared_deletes(state)]
+                    if _any(ids_of_files)
+                    else []
+                )
         codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)
         if _any(ids_of_files):
-            every = with_plain_types(pa.concat_tables(shared, promote_options="permissive"))
-            codes, sets = delete_sets(ids_of_files, every, _DELETES)
+            all_deletes = with_plain_types(pa.concat_tables(shared, promote_options="permissive"))
+            codes, sets = delete_sets(ids_of_files, all_deletes, _DELETES)
         return PlannedFiles(table.append_column(DELETE_SET, pa.array(codes)), sets)
 
     def __len__(self) -> int:
@@ -528,13 +532,13 @@ class PlannedFiles:
         sizes = pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes"))
         set_sizes = self.sets.deletes.column("file_size_in_bytes").take(pa.array(members))
         data_bytes, file_bytes, set_bytes = (
-            pc.sum(each, min_count=0).as_py() for each in (data_sizes, sizes, set_sizes)
+            pc.sum(byte_counts, min_count=0).as_py() for byte_counts in (data_sizes, sizes, set_sizes)
         )
         return ScanResult(len(self), data_bytes, len(deletes) + len(members), file_bytes + set_bytes)
 
     @cached_property
     def partition_codes(self) -> Indices:
-        """A number for each file, equal for files with the same spec and partition and deletes from the same plan."""
+        """A number for each file. Files with the same spec and partition, and deletes from the same plan, share it."""
         codes = np.zeros(len(self), np.int64)
         plan = [self.table.column(name).combine_chunks() for name in CHANGE_COLUMNS if name in self.table.column_names]
         for values in [*self.table.column(PARTITION_KEY).combine_chunks().flatten(), *plan]:
@@ -591,9 +595,9 @@ class PlannedFiles:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`, as `frame` does."""
         table = self.table.drop_columns([name for name in _OF_DELETES if name in self.table.column_names])
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
-            places, members = self.sets.members_of(side.set_codes)
+            set_owners, members = self.sets.members_of(side.set_codes)
             of_files = side.file_deletes
-            owners = np.concatenate([of_files.column("owner").to_numpy(), places])
+            owners = np.concatenate([of_files.column("owner").to_numpy(), set_owners])
             order = np.argsort(owners, kind="stable")
             deletes = pa.concat_tables([of_files.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))])
             ends = np.searchsorted(owners[order], np.arange(len(self) + 1))
@@ -615,13 +619,13 @@ class PlannedFiles:
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
             columns = SELECTING if name == SELECTED_BY else {column: column for column in SELECTING}
             of_file = sql.col(columns[FILE_DELETES])
-            used = np.unique(side.set_codes)
-            places, members = self.sets.members_of(used)
+            used_sets = np.unique(side.set_codes)
+            set_rows, members = self.sets.members_of(used_sets)
             if len(members):
-                offsets = np.searchsorted(places, np.arange(len(used) + 1)).astype(np.int32)
+                offsets = np.searchsorted(set_rows, np.arange(len(used_sets) + 1)).astype(np.int32)
                 deletes = self.sets.deletes.take(pa.array(members)).to_struct_array()
                 lists = pa.ListArray.from_arrays(pa.array(offsets), whole(deletes))
-                sets = local_frame(spark, pa.table({_OF_SET: used, _OF_SET_DELETES: lists}))
+                sets = local_frame(spark, pa.table({_OF_SET: used_sets, _OF_SET_DELETES: lists}))
                 frame = frame.join(sets, F.col(columns[DELETE_SET]) == F.col(_OF_SET))
                 of_file = sql.concat(of_file, sql.col(_OF_SET_DELETES))
             frame = frame.selectExpr("*", of_file.alias(name).selected).drop(

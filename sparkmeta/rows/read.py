@@ -130,8 +130,8 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
     The plan runs and delete bitmaps are decoded at once; rows are read when the DataFrame runs.
 
     Args:
-        scan: what to read.
-        choice: how its files are planned.
+        scan: the rows and columns to read.
+        choice: the choices of the scan's plan.
 
     Raises:
         ValidationError: metadata or deletes contradict each other.
@@ -158,9 +158,9 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     """Plan a scan and return its rows in memory, without Spark if the driver plans and reads the files.
 
     Args:
-        scan: what to read.
-        choice: how its files are planned.
-        row_limit: how many rows to return at most; None for all.
+        scan: the rows and columns to read.
+        choice: the choices of the scan's plan.
+        row_limit: the maximum number of rows; None for all.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -180,9 +180,9 @@ def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = 
     """Plan a scan and return a reader of its rows. The driver reads them when the reader is asked for more.
 
     Args:
-        scan: what to read.
-        choice: how its files are planned.
-        row_limit: how many rows to return at most; None for all.
+        scan: the rows and columns to read.
+        choice: the choices of the scan's plan.
+        row_limit: the maximum number of rows; None for all.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -198,15 +198,15 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
     by_spark = np.flatnonzero(_spark_reads(scan.state, files) & masks.fits(counts))
     frames: list[DataFrame] = []
     for columns, group in _grouped(scan, files, by_spark):
-        for apart in _without_repeats(files, group):
-            for rows in masks.batches(in_order(files, apart, counts), counts):
+        for unique_rows in _without_repeats(files, group):
+            for rows in masks.batches(in_order(files, unique_rows, counts), counts):
                 part = _Part(scan, files, columns, rows, masks.numbers(counts[rows]))
                 if part.may_have_rows:
                     frames.append(part.frame())
                 counts[rows] = -1
-    others = files.filter(counts >= 0)
-    if len(others):
-        planned = others.frame(scan.state.spark)
+    task_files = files.filter(counts >= 0)
+    if len(task_files):
+        planned = task_files.frame(scan.state.spark)
         frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
     return union_of(scan, frames)
 
@@ -226,7 +226,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     """Yield files that Spark can read, by the layout of their columns. Tasks read the others.
 
     Args:
-        scan: what to read.
+        scan: the rows and columns to read.
         files: the planned files.
         rows: the rows of files with a format and name that Spark reads.
     """
@@ -234,10 +234,10 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     is_applied = reduce(np.logical_or, (side.shared_deletes(ContentType.EQUALITY_DELETES) for side in files.sides))
     deletes = files.sets.deletes.filter(pa.array(is_applied))
     compared = {int(field_id) for ids in id_lists(deletes).unique().to_pylist() for field_id in ids.split(",")}
-    others = referenced_ids(scan.filter.row_filter) | (compared & schema.field_ids)
+    other_ids = referenced_ids(scan.filter.row_filter) | (compared & schema.field_ids)
     dropped = [state.types.fields[field_id] for field_id in sorted(compared - schema.field_ids)]
     lineage = [_LINEAGE[name] for name in scan.metadata_columns if name in _LINEAGE]
-    fields = (*needed_fields(scan.projection, schema, others), *dropped, *lineage)
+    fields = (*needed_fields(scan.projection, schema, other_ids), *dropped, *lineage)
     if state.settings.data_file_footers == "auto" and names_tell(state, fields):
         if len(rows):
             yield ReadColumns.by_names(fields, state.types.widened_decimals), rows
@@ -313,9 +313,9 @@ class _Part:
     """Files that Spark reads together.
 
     Attributes:
-        scan: what to read.
+        scan: the rows and columns to read.
         files: the planned files.
-        columns: what to read of the files.
+        columns: the columns to read from the files.
         rows: the rows of the part's files in `files`, in the order of their numbers.
         numbers: the files' numbers.
     """
@@ -396,8 +396,8 @@ class _Part:
         return self.columns.values[field_id]
 
     def _handed_over(self) -> pa.Table:
-        taken = self.files.table.select(FILES.names[:2]).take(pa.array(self.rows[self._selected]))
-        return taken.append_column(NUMBER, pa.array(self.numbers[self._selected])).cast(FILES)
+        handed_files = self.files.table.select(FILES.names[:2]).take(pa.array(self.rows[self._selected]))
+        return handed_files.append_column(NUMBER, pa.array(self.numbers[self._selected])).cast(FILES)
 
     def _shown(self) -> list[sql.Aliased]:
         return [
@@ -433,17 +433,17 @@ class _Part:
     @cached_property
     def _file_columns(self) -> list[str]:
         """The columns of `files` that the result needs."""
-        shown = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
+        needed_columns = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
         if self.columns.has_partition_values:
-            shown.add(PARTITION)
-        return [name for name in self.files.table.column_names if name in shown]
+            needed_columns.add(PARTITION)
+        return [name for name in self.files.table.column_names if name in needed_columns]
 
 
 # -- Count the rows of a scan -----------------------------------------------------------------------------------------
-# They are exact for a file if its partition proves that the filter holds for all of its rows, and it has no equality
-# deletes, whose matches are unknown. Positions in a deletion vector are distinct, and metadata has their count.
-# Position delete files may list a row twice, or rows of other files, and are decoded. Other files are read, but only
-# the columns that are compared.
+# The count of a file is exact without reading it if its partition proves that the filter holds for all of its rows, and
+# if no equality delete applies to it, since the matches of equality deletes are unknown. Positions in a deletion vector
+# are distinct, and metadata has their count. Position delete files may list a row twice, or rows of other files, and
+# are decoded. Other files are read, but only the columns that are compared.
 
 
 _PUFFIN: Final = "PUFFIN"
@@ -480,15 +480,15 @@ def count_rows(choice: Choice) -> int:
     marked = replace(plan, rows=with_columns(plan.rows, _matches_whole().alias(_MATCHES_WHOLE)))
     files = _collected(choice, marked, started, _MATCHES_WHOLE)
     is_counted = _are_counted(files)
-    counted, others = files.filter(is_counted), files.filter(~is_counted)
-    rows = _count_by_positions(counted, state)
-    if len(others):
+    exact, uncounted = files.filter(is_counted), files.filter(~is_counted)
+    rows = _count_by_positions(exact, state)
+    if len(uncounted):
         positions = RowScan(choice.pruned.filter, Schema(), ("_pos",))
         planned = None if table is None else table.filter(pa.array(~is_counted))
         if planned is not None and driver_reads(state, planned):
             return rows + len(read_on_driver(positions.filter, planned, Schema(), positions.metadata_columns))
         with translated_errors():
-            rows += rows_of(positions, others).count()
+            rows += rows_of(positions, uncounted).count()
     return rows
 
 
@@ -530,10 +530,10 @@ def _count_by_job(planned: DataFrame) -> int | None:
     deleted = sql.aggregate(deletes, sql.lit(0).cast("bigint"), lambda rows, delete: rows + delete["record_count"])
     rows = sql.when(is_exact, sql.col("record_count") - deleted)
     with translated_errors():
-        ((known, are_exact),) = planned.select(
+        ((total, are_exact),) = planned.select(
             F.coalesce(F.sum(rows.column()), F.lit(0)), F.coalesce(F.bool_and(is_exact.column()), F.lit(True))
         ).collect()
-    return int(known) if are_exact else None
+    return int(total) if are_exact else None
 
 
 def _matches_whole() -> Sql:

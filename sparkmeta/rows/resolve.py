@@ -1,7 +1,7 @@
-"""Resolve where each column of a scan comes from in a data file (table spec, Column Projection).
+"""Resolve the source of each column of a scan in a data file (table spec, Column Projection).
 
-The file's schema and the projection are trees of `IcebergColumn`. Columns are looked up by field id, never by name. A
-missing column is taken from the first available of: the identity partition value, a column that the name mapping
+The file's schema and the projection are trees of `IcebergColumn`. Columns are looked up by field id, never by name. The
+source of a missing column is the first available of: the identity partition value, a column that the name mapping
 assigns the id to, the initial default, null.
 
 Pure functions. Spark tasks import this module, so it imports little.
@@ -27,12 +27,12 @@ class IcebergColumn:
     """A column, or a field, element, key or value inside one.
 
     Attributes:
-        name: The name; `element` in a list, `key` and `value` in a map.
-        id: The field id; None if the file has none.
-        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
-        children: The fields of a struct, the element of a list, or the key and value of a map.
-        required: Whether it is required. Always False for file columns.
-        default: The initial default, in pyiceberg's representation.
+        name: the name; `element` in a list, `key` and `value` in a map.
+        id: the field id; None if the file has none.
+        type: the Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
+        children: the fields of a struct, the element of a list, or the key and value of a map.
+        required: whether it is required. Always False for file columns.
+        default: the initial default, in pyiceberg's representation.
     """
 
     name: str
@@ -57,9 +57,9 @@ class FromFile:
     """Values of a column of the file, widened to the projected type.
 
     Attributes:
-        column: The projected column.
-        physical: The column of the file.
-        children: The sources of the projected column's children, in order.
+        column: the projected column.
+        physical: the column of the file.
+        children: the sources of the projected column's children, in order.
     """
 
     column: IcebergColumn
@@ -100,27 +100,31 @@ def resolve(
     partition_ids: Collection[int | None] = (),
     by_position: bool = False,
 ) -> tuple[Source, ...]:
-    """Return where each projected column comes from in a file.
+    """Return the source of each projected column in a file.
 
     Args:
-        file_columns: The columns of the file.
-        projected: The columns to read.
-        location: The file, for error messages.
-        names: The table's name mapping, for columns without ids. If it is None and no column has an id, Iceberg's
+        file_columns: the columns of the file.
+        projected: the columns to read.
+        location: the file, for error messages.
+        names: the table's name mapping, for columns without ids. If it is None and no column has an id, Iceberg's
             fallback applies: names of the projected columns, or their positions.
-        partition_ids: The ids of columns with an identity partition field in the file's spec.
-        by_position: Whether the fallback assigns the ids 1, 2, 3 ... to the file's columns, as for Parquet.
+        partition_ids: the ids of columns with an identity partition field in the file's spec.
+        by_position: whether the fallback assigns the ids 1, 2, 3 ... to the file's columns, as for Parquet.
 
     Raises:
-        CorruptFileError: The file contradicts the schema: it has an id twice, a column type that can't be promoted to
+        CorruptFileError: the file contradicts the schema: it has an id twice, a column type that can't be promoted to
             the projected one, or lacks a required column that has no default.
-        UnsupportedError: The fallback is by position, and a nested field is projected.
+        UnsupportedError: the fallback is by position, and a nested field is projected.
     """
     wanted = tuple(projected)
     is_fallback = names is None and not has_ids(file_columns)
     if is_fallback:
         numbered = enumerate(file_columns, 1)
-        names = [MappedName((column.name,), place) for place, column in numbered] if by_position else own_names(wanted)
+        names = (
+            [MappedName((column.name,), position) for position, column in numbered]
+            if by_position
+            else own_names(wanted)
+        )
     resolution = _Resolution(location, frozenset(partition_ids), is_fallback and by_position)
     return resolution.fields(file_columns, wanted, names or (), ())
 
@@ -140,9 +144,9 @@ class _Candidates:
     """The columns of one struct of a file, by field id.
 
     Attributes:
-        by_id: The columns with ids in the file.
-        mapped: The columns to which the name mapping assigns ids.
-        names: The name mapping of children, by column name.
+        by_id: the columns with ids in the file.
+        mapped: the columns to which the name mapping assigns ids.
+        names: the name mapping of children, by column name.
     """
 
     by_id: dict[int, IcebergColumn] = field(default_factory=dict)
@@ -166,10 +170,10 @@ class _Resolution:
         """Resolve the fields of a struct.
 
         Args:
-            file_columns: The fields of the struct in the file.
-            wanted: The projected fields.
-            names: The name mapping of the fields.
-            path: The names of the struct and its enclosing columns.
+            file_columns: the fields of the struct in the file.
+            wanted: the projected fields.
+            names: the name mapping of the fields.
+            path: the names of the struct and its enclosing columns.
         """
         candidates = self._candidates(file_columns, names)
         return tuple(self._field(column, candidates, path) for column in wanted)
@@ -189,9 +193,9 @@ class _Resolution:
         return candidates
 
     def _add(self, columns: dict[int, IcebergColumn], field_id: int, column: IcebergColumn) -> None:
-        if (other := columns.setdefault(field_id, column)) is not column:
+        if (earlier := columns.setdefault(field_id, column)) is not column:
             raise CorruptFileError(
-                self.location, f"field id of column {column.name}", field_id, f"column {other.name} has the same id"
+                self.location, f"field id of column {column.name}", field_id, f"column {earlier.name} has the same id"
             )
 
     def _field(self, column: IcebergColumn, candidates: _Candidates, path: tuple[str, ...]) -> Source:
@@ -250,9 +254,9 @@ def can_read(file_type: str, type_name: str) -> bool:
     """Return whether values of a file's type can be read as a table's type.
 
     They can if the types are the same, or if the file's type can be promoted (table spec, Schema Evolution). They also
-    can if the format or writer has fewer types than Iceberg: strings, UUIDs, fixed and shapes stored as bytes, times as
-    longs or in milliseconds, timestamps in another unit or without the time zone. A value that does not fit is an error
-    when it is read.
+    can if the format or writer has fewer types than Iceberg: it stores strings, UUIDs, fixed values and shapes as
+    bytes, times as longs or in milliseconds, or timestamps in another unit or without the time zone. A value that does
+    not fit is an error when it is read.
     """
     if reads_as(file_type, type_name) or (file_type, type_name) in _SAME:
         return True

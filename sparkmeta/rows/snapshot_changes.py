@@ -2,8 +2,8 @@
 
 A unit is a file, or the files of a partition in which the snapshot both inserted and deleted rows: these are compared,
 since a row that it deleted and inserted again is no change. The units of a snapshot have an order that depends on
-nothing but its files. Batches divide them only between inserts, or between deletes: a row that an update moves to
-another file is inserted and deleted, and whoever applies batches one after the other would delete it last.
+nothing but its files. Batches divide them only between inserts, or between deletes. An update that moves a row to
+another file inserts and deletes the row, and a reader that applies batches one after the other would delete it last.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SnapshotChanges:
 
     Attributes:
         files: the files.
-        units: the number of each file's unit, of the whole files and then of the others.
-        compared: which units are compared.
+        units: the number of each file's unit: first of `files.whole`, then of `files.partly`.
+        compared: whether each unit is compared.
     """
 
     files: ChangedFiles
@@ -55,14 +55,14 @@ class SnapshotChanges:
         """Divide the files of one snapshot into units."""
         sides = [side.table for side in (files.whole, files.partly)]
         table = pa.concat_tables([side.select([*_ORDER, "spec_id", PARTITION_KEY, _TYPE]) for side in sides])
-        is_insert, places = np.asarray(pc.equal(table.column(_TYPE), INSERT)), np.arange(len(table))
+        is_insert, row_numbers = np.asarray(pc.equal(table.column(_TYPE), INSERT)), np.arange(len(table))
         groups = np.zeros(len(table), np.int64)
         if len(pc.unique(table.column("spec_id"))) == 1:
             groups = row_codes([whole(table.column(PARTITION_KEY))])
         sums = np.bincount(groups, is_insert, minlength=1)
         is_compared = ((sums > 0) & (sums < np.bincount(groups, minlength=1)))[groups]
         ranks = np.empty(len(table), np.int64)
-        ranks[pc.sort_indices(table, [(name, "ascending") for name in _ORDER]).to_numpy()] = places
+        ranks[pc.sort_indices(table, [(name, "ascending") for name in _ORDER]).to_numpy()] = row_numbers
         firsts = np.full(int(groups.max(initial=0)) + 1, len(table))
         np.minimum.at(firsts, groups, ranks)
         _, units = np.unique(np.where(is_compared, firsts[groups], ranks), return_inverse=True)
@@ -90,19 +90,22 @@ class SnapshotChanges:
 
     def plain(self, start: int, stop: int, ordinal: int) -> list[Parts]:
         """Return the parts of files in a range of units that are not compared, which are read in any order."""
-        chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
-        return self._parts(np.flatnonzero(chosen), ordinal)
+        is_chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
+        return self._parts(np.flatnonzero(is_chosen), ordinal)
 
     def of_compared(self, start: int, stop: int, ordinal: int) -> list[list[Parts]]:
         """Return the parts of the files of each compared unit in a range."""
         units = np.flatnonzero(self.compared[start:stop]) + start
         order = np.argsort(self.units, kind="stable")
         starts, stops = (np.searchsorted(self.units[order], units, side) for side in ("left", "right"))
-        return [self._parts(order[first:last], ordinal) for first, last in zip(starts, stops, strict=True)]
+        return [self._parts(order[begin:end], ordinal) for begin, end in zip(starts, stops, strict=True)]
 
-    def _parts(self, places: Indices, ordinal: int) -> list[Parts]:
+    def _parts(self, file_rows: Indices, ordinal: int) -> list[Parts]:
         count, parts = len(self.files.whole), []
-        sides = (self.files.whole, places[places < count]), (self.files.partly, places[places >= count] - count)
+        sides = (
+            (self.files.whole, file_rows[file_rows < count]),
+            (self.files.partly, file_rows[file_rows >= count] - count),
+        )
         for side, rows in sides:
             if len(rows):
                 table, sizes = parts_table(side.take(rows).with_deletes())
@@ -129,7 +132,7 @@ def appends_of(scan_filter: ScanFilter, snapshot: Snapshot) -> SnapshotChanges |
 
 
 def rows_of_snapshot(scan_filter: ScanFilter, snapshot: Snapshot) -> SnapshotChanges:
-    """Return the files that a snapshot has, with their deletes, as changes that insert all of their live rows."""
+    """Return the files of a snapshot, with their deletes, as changes that insert all of their live rows."""
     return _insertions(live_files(scan_filter, snapshot))
 
 
@@ -160,8 +163,8 @@ class ChangeReaders:
         if not changes:
             return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns))
         schema, names = scan.filter.schema, tuple(CHANGE_COLUMNS)
-        places = {field.field_id: place for place, field in enumerate(schema.fields)}
-        shown = [places[field.field_id] for field in scan.projection.fields]
-        columns = (*shown, *(len(places) + place for place in range(len(names))))
+        index_by_id = {field.field_id: index for index, field in enumerate(schema.fields)}
+        projected = [index_by_id[field.field_id] for field in scan.projection.fields]
+        columns = (*projected, *(len(index_by_id) + index for index in range(len(names))))
         compared = ComparedRows(MatchingRows.of(scan.filter, schema, names), columns)
         return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, names), compared)

@@ -46,9 +46,9 @@ class BaseView:
     Attributes:
         identifier: its identifier in its catalog.
         metadata_location: the file that the metadata was read from.
-        operations: load and commit newer versions.
-        catalog: has the view, and the tables that its queries name without a catalog.
-        sessions: where the session comes from when its rows are read.
+        operations: loads and commits newer versions.
+        catalog: the catalog of the view, and of the tables that its queries name without a catalog.
+        sessions: the source of the session that reads its rows.
     """
 
     identifier: tuple[str, ...]
@@ -110,11 +110,11 @@ class BaseView:
         return list(self.metadata.version_log)
 
     def sql_for(self, dialect: str) -> SQLViewRepresentation | None:
-        """Return the query of the current version in a dialect, of any case, or None."""
+        """Return the query of the current version in a dialect, or None. The case of the dialect is ignored."""
         return self.current_version().sql_for(dialect)
 
     def sql(self, dialect: str = SPARK, *, translate: bool = False) -> str:
-        """Return the text of the query in a dialect, of any case.
+        """Return the text of the query in a dialect, whose case is ignored.
 
         Args:
             dialect: such as `spark` or `trino`.

@@ -34,13 +34,13 @@ _FLOATS = (spark.FloatType, spark.DoubleType)
 _log = logging.getLogger(__name__)
 
 
-class _Place(NamedTuple):
+class _Relation(NamedTuple):
     """A table or view that a query names.
 
     Attributes:
-        catalog: The catalog that has it.
-        identifier: Its identifier in the catalog.
-        full_name: Its name in the query, completed by the defaults.
+        catalog: the catalog that has it.
+        identifier: its identifier in the catalog.
+        full_name: its name in the query, completed by the defaults.
     """
 
     catalog: ViewCatalog
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 
     @property
     def key(self) -> tuple[int, tuple[str, ...]]:
-        """Equal for all names of one table. It has the catalog's id, since different catalogs may share a name."""
+        """A key that all names of one table share. It has the catalog's id, since two catalogs may have one name."""
         return id(self.catalog), self.identifier
 
 
@@ -58,25 +58,25 @@ class ViewReader:
     """Reads views and the views in their queries.
 
     Attributes:
-        catalogs: The catalogs that queries may name, in addition to each view's own.
-        translate: Whether queries of other dialects are translated.
-        above: The views whose queries are being read, outermost first.
+        catalogs: the catalogs that queries may name, in addition to each view's own.
+        translate: whether queries of other dialects are translated.
+        above: the views whose queries are being read, outermost first.
     """
 
     session: SparkSession
     catalogs: Mapping[str, ViewCatalog]
     translate: bool
-    above: tuple[_Place, ...] = ()
+    above: tuple[_Relation, ...] = ()
 
     def read(self, view: BaseView) -> DataFrame:
         """Return the rows of a view; see `View.to_df`."""
-        place = _Place(view.catalog, view.identifier, (view.catalog.name, *view.identifier))
-        keys = [outer.key for outer in self.above]
-        if place.key in keys:
-            circle = (*self.above[keys.index(place.key) :], place)
-            path = " -> ".join(".".join(outer.full_name) for outer in circle)
+        relation = _Relation(view.catalog, view.identifier, (view.catalog.name, *view.identifier))
+        keys = [enclosing.key for enclosing in self.above]
+        if relation.key in keys:
+            cycle = (*self.above[keys.index(relation.key) :], relation)
+            path = " -> ".join(".".join(member.full_name) for member in cycle)
             raise ValidationError(f"{view.full_name}: its query refers to itself: {path}")
-        frame = replace(self, above=(*self.above, place))._run(view)
+        frame = replace(self, above=(*self.above, relation))._run(view)
         return _as_schema(frame, view.schema().fields, view.full_name)
 
     def _run(self, view: BaseView) -> DataFrame:
@@ -84,14 +84,14 @@ class ViewReader:
         if view.sql_for(SPARK) is None:
             _log.info("%s: translated query: %s", view.full_name, text)
         query = parse_query(text, view.full_name)
-        places = {table: self._resolve(view, table.names) for table in query.tables}
-        distinct = {place.key: place for place in places.values()}
-        frames = {key: f"t{n}" for n, key in enumerate(distinct)}
+        relations = {table: self._resolve(view, table.names) for table in query.tables}
+        distinct = {relation.key: relation for relation in relations.values()}
+        frames = {key: f"t{index}" for index, key in enumerate(distinct)}
         template = query.template(
-            {table: frames[place.key] for table, place in places.items()},
-            {table: place.full_name for table, place in places.items()},
+            {table: frames[relation.key] for table, relation in relations.items()},
+            {table: relation.full_name for table, relation in relations.items()},
         )
-        rows: dict[str, Any] = {frames[key]: self._load(view, place) for key, place in distinct.items()}
+        rows: dict[str, Any] = {frames[key]: self._load(view, relation) for key, relation in distinct.items()}
         try:
             result = self.session.sql(template, **rows)
             result.schema  # noqa: B018  on Spark Connect, the query is analyzed by this
@@ -99,32 +99,32 @@ class ViewReader:
             raise ValidationError(f"{view.full_name}: Spark refuses its query: {first_line(error)}") from error
         return result
 
-    def _resolve(self, view: BaseView, names: tuple[str, ...]) -> _Place:
+    def _resolve(self, view: BaseView, names: tuple[str, ...]) -> _Relation:
         catalogs = {view.catalog.name: view.catalog, **self.catalogs}
         if len(names) > 1 and names[0] in catalogs:
-            return _Place(catalogs[names[0]], names[1:], names)
+            return _Relation(catalogs[names[0]], names[1:], names)
         version = view.current_version()
         identifier = names if len(names) > 1 else (*version.default_namespace, *names)
         default = version.default_catalog
         if default is None:
-            return _Place(view.catalog, identifier, (view.catalog.name, *identifier))
+            return _Relation(view.catalog, identifier, (view.catalog.name, *identifier))
         if default not in catalogs:
             raise ValidationError(
                 f"{view.full_name}: its default catalog is {shown(default)}, and it is loaded from "
                 f"{shown(view.catalog.name)}: pass catalogs={{{default!r}: ...}}"
             )
-        return _Place(catalogs[default], identifier, (default, *identifier))
+        return _Relation(catalogs[default], identifier, (default, *identifier))
 
-    def _load(self, view: BaseView, place: _Place) -> DataFrame:
+    def _load(self, view: BaseView, relation: _Relation) -> DataFrame:
         try:
-            return place.catalog.load_table(place.identifier, self.session).scan().to_df()
+            return relation.catalog.load_table(relation.identifier, self.session).scan().to_df()
         except NoSuchTableError as error:
             try:
-                nested = place.catalog.load_view(place.identifier, self.session)
+                nested = relation.catalog.load_view(relation.identifier, self.session)
             except (NoSuchViewError, UnsupportedError):
                 raise NoSuchTableError(
-                    f"{view.full_name}: its query names {'.'.join(place.identifier)}, which is not a table or view of "
-                    f"catalog {place.catalog.name}"
+                    f"{view.full_name}: its query names {'.'.join(relation.identifier)}, which is not a table or view "
+                    f"of catalog {relation.catalog.name}"
                 ) from error
         return self.read(nested)
 
@@ -134,7 +134,7 @@ def _as_schema(frame: DataFrame, fields: tuple[NestedField, ...], view: str) -> 
     actual = [field.dataType for field in frame.schema.fields]
     if len(actual) != len(fields):
         raise ValidationError(f"{view}: its query has {len(actual)} columns, and its schema {len(fields)}")
-    names = [f"c{n}" for n in range(len(fields))]
+    names = [f"c{index}" for index in range(len(fields))]
     columns = [
         _as_type(F.col(name), kind, spark_type(field.field_type), f"{view}: column {field.name}").alias(
             field.name, metadata={"comment": field.doc} if field.doc else {}
@@ -144,20 +144,22 @@ def _as_schema(frame: DataFrame, fields: tuple[NestedField, ...], view: str) -> 
     return frame.toDF(*names).select(*columns)
 
 
-def _as_type(column: Column, actual: spark.DataType, expected: spark.DataType, place: str) -> Column:
-    """Cast a column to the schema's type if that keeps every value. Narrowing of integers is checked when it runs."""
+def _as_type(column: Column, actual: spark.DataType, expected: spark.DataType, label: str) -> Column:
+    """Cast a column to the schema's type if the cast keeps every value. Narrowed integers are checked at run time."""
     if actual.simpleString() == expected.simpleString():
         return column
     if isinstance(actual, spark.NullType) or _widens(actual, expected):
         return column.cast(expected)
     if isinstance(actual, _INTEGERS) and isinstance(expected, _INTEGERS):
         message = F.concat(
-            F.lit(f"{place} is "), column.cast("string"), F.lit(f", too large for {expected.simpleString()}")
+            F.lit(f"{label} is "), column.cast("string"), F.lit(f", too large for {expected.simpleString()}")
         )
-        fits = column.try_cast(expected)
-        return F.when(fits.isNotNull() | column.isNull(), fits).otherwise(F.raise_error(message).cast(expected))
+        cast_column = column.try_cast(expected)
+        return F.when(cast_column.isNotNull() | column.isNull(), cast_column).otherwise(
+            F.raise_error(message).cast(expected)
+        )
     raise ValidationError(
-        f"{place}: the query has type {actual.simpleString()}, and the view's schema {expected.simpleString()}"
+        f"{label}: the query has type {actual.simpleString()}, and the view's schema {expected.simpleString()}"
     )
 
 

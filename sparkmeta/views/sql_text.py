@@ -24,10 +24,10 @@ class TableName:
     """A table in a query. Its name is not the name of a common table expression.
 
     Attributes:
-        names: The parts of the name.
-        start: Where its text starts.
-        end: Where its text ends, exclusively.
-        needs_alias: Whether columns are qualified by the name, since there is no alias.
+        names: the parts of the name.
+        start: the index of the first character of the name in the query's text.
+        end: the index after the last character.
+        needs_alias: whether columns are qualified by the name, since there is no alias.
     """
 
     names: tuple[str, ...]
@@ -41,9 +41,9 @@ class Query:
     """A query in Spark's SQL whose tables are known.
 
     Attributes:
-        text: The SQL text.
-        tables: The tables, in any order.
-        columns: The columns qualified by more than a table's name: each part, and the place of its text.
+        text: the SQL text.
+        tables: the tables, in any order.
+        columns: the columns qualified by more than a table's name: each part, and the start and end of its text.
     """
 
     text: str
@@ -54,8 +54,8 @@ class Query:
         """Return the text for `spark.sql(text, **frames)`, which looks up no table by its name.
 
         Args:
-            frames: The keyword argument that has each table.
-            full_names: The catalog, namespace and name of each table. They may qualify its columns.
+            frames: the keyword argument for each table.
+            full_names: the catalog, namespace and name of each table. They may qualify its columns.
         """
         if not frames:
             return self.text
@@ -74,11 +74,11 @@ def parse_query(text: str, view: str) -> Query:
     """Find the tables and qualified columns of a query in Spark's SQL.
 
     Args:
-        text: The SQL text.
-        view: The view, for error messages.
+        text: the SQL text.
+        view: the view, for error messages.
 
     Raises:
-        ValidationError: The text is not one query.
+        ValidationError: the text is not one query.
         UnsupportedError: sqlglot is not installed, or a table is not named by a plain name.
     """
     sqlglot = _sqlglot()
@@ -151,10 +151,10 @@ def _expressions_in_reach(table: Any) -> Iterator[str]:
     while node is not None:
         clause = node.args.get("with_")
         for expression in clause.expressions if isinstance(clause, exp.With) else ():
-            within = id(expression) in inside
-            if not within or clause.recursive:
+            is_inside = id(expression) in inside
+            if not is_inside or clause.recursive:
                 yield expression.alias.casefold()
-            if within:
+            if is_inside:
                 break
         inside.add(id(node))
         node = node.parent
@@ -170,7 +170,7 @@ def _column(column: Any) -> tuple[tuple[str, int, int], ...] | None:
 
 
 def _parts(node: Any) -> tuple[tuple[str, int, int], ...] | None:
-    """Return the parts of a name with the places of their text, or None if these are unknown."""
+    """Return the parts of a name with the starts and ends of their text, or None if these are unknown."""
     parts = [(part.name, part.meta.get("start"), part.meta.get("end")) for part in node.parts]
     if any(start is None or end is None for _, start, end in parts):
         return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.view_metadata import ViewMetadata
 
 
-# A version of a view: SQL text by dialect, or all of it.
+# A version of a view: SQL text by dialect, or the whole version.
 Definition = Mapping[str, str] | ViewVersion | PyIcebergViewVersion
 
 
@@ -164,15 +164,15 @@ class View(BaseView):
         view, retries = self, commit_retries(self.metadata.properties)
         started = time.monotonic()
         for attempt in range(retries.count + 1):
-            new = change(view.metadata)
-            if new == view.metadata:
+            new_metadata = change(view.metadata)
+            if new_metadata == view.metadata:
                 # If the current version differs from the loaded one, the change has an effect.
                 view = view.refresh()
-                new = change(view.metadata)
-                if new == view.metadata:
+                new_metadata = change(view.metadata)
+                if new_metadata == view.metadata:
                     return view
             try:
-                return view.at(view.operations.commit(LoadedView(view.metadata_location, view.metadata), new))
+                return view.at(view.operations.commit(LoadedView(view.metadata_location, view.metadata), new_metadata))
             except CommitFailedError:
                 if attempt == retries.count or (time.monotonic() - started) * 1000 > retries.total_ms:
                     raise

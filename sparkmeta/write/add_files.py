@@ -64,7 +64,7 @@ class AddedFiles:
     """Existing files that fit a table.
 
     Attributes:
-        files: their rows of `inspect.files`, checkpointed.
+        files: rows with columns of `inspect.files`, checkpointed.
         needs_mapping: whether readers need a name mapping, because some files have no field ids or lack columns of
             identity partitions.
     """
@@ -75,7 +75,7 @@ class AddedFiles:
 
 @dataclass(frozen=True)
 class AddNameMapping:
-    """A step of a transaction that gives a table a name mapping for existing files, unless it has one.
+    """A step of a transaction that sets a table's name mapping for existing files, unless the table has one.
 
     Attributes:
         mapping: the JSON of the name mapping that described the files.
@@ -109,10 +109,12 @@ class AddNameMapping:
 
 
 def _includes(mapping: Sequence[MappedName], columns: Sequence[MappedName]) -> bool:
-    """Return whether a name mapping has all names of columns, with their ids."""
-    known = {name: mapped for mapped in mapping for name in mapped.names}
+    """Return whether a name mapping contains all names of columns, with the columns' ids."""
+    columns_by_name = {name: mapped for mapped in mapping for name in mapped.names}
     return all(
-        name in known and known[name].id == column.id and _includes(known[name].children, column.children)
+        name in columns_by_name
+        and columns_by_name[name].id == column.id
+        and _includes(columns_by_name[name].children, column.children)
         for column in columns
         for name in column.names
     )
@@ -138,15 +140,15 @@ def describe_files(
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_transforms(state, state.metadata.sort_order())
     tasks = existing_files(state, check_other_tables=check_other_tables)
-    named = _named(state, paths)
+    path_rows = _path_rows(state, paths)
     if not isinstance(paths, Sequence):
-        _refuse_repeated(named, state)
+        _refuse_repeated(path_rows, state)
     if check_duplicates:
-        _refuse_present(named, state)
+        _refuse_present(path_rows, state)
     count = len(paths) if isinstance(paths, Sequence) else most_tasks(state.spark) * _TASK_FILES
     parts = max(1, min(most_tasks(state.spark), -(-count // _TASK_FILES)))
     with translated_errors():
-        described = checkpointed(map_arrow(named.repartition(parts), tasks.describe, tasks.schema))
+        described = checkpointed(map_arrow(path_rows.repartition(parts), tasks.describe, tasks.schema))
     needs_mapping = _needs_mapping(described)
     return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, PROBLEM), needs_mapping)
 
@@ -162,15 +164,15 @@ def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFi
     modes = metrics_modes(metadata, schema)
     written = written_columns(schema)
     columns = tuple(map(projected_column, schema.fields))
-    known: dict[int, set[str]] = {}
-    for each in metadata.schemas:
-        for field_id, name in names_of(tuple(map(projected_column, each.fields))):
-            known.setdefault(field_id, set()).add(name)
+    names_by_id: dict[int, set[str]] = {}
+    for past_schema in metadata.schemas:
+        for field_id, name in names_of(tuple(map(projected_column, past_schema.fields))):
+            names_by_id.setdefault(field_id, set()).add(name)
     ids = [field.field_id for field in spec.fields]
     table = TableColumns(
         columns,
         name_mapping(metadata) or own_names(columns),
-        {field_id: frozenset(names) for field_id, names in known.items()},
+        {field_id: frozenset(names) for field_id, names in names_by_id.items()},
         metric_leaves(written, modes),
         frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
     )
@@ -195,7 +197,7 @@ def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFi
     defaults = {source: bound_value(schema.find_field(source).initial_default) for source in sources}
     tuple_fields = types.partition_type.fields
     partition = pa.struct(
-        [pa.field(each.name, bound_arrow_type(types.partition_fields[each.field_id])) for each in tuple_fields]
+        [pa.field(field.name, bound_arrow_type(types.partition_fields[field.field_id])) for field in tuple_fields]
     )
     rows = task_rows(state, schema)
     return ExistingFiles(
@@ -208,13 +210,13 @@ def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFi
         modes=modes,
         spec_id=spec.spec_id,
         partition=partition if tuple_fields else None,
-        tuple_places=tuple(ids.index(each.field_id) if each.field_id in ids else None for each in tuple_fields),
+        tuple_indices=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
         own_folder=normalize(metadata.location) if check_other_tables else None,
     )
 
 
 def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool) -> tuple[str, ...]:
-    """Return the names of the folders that give a partition field's values.
+    """Return the names of the folders that hold a partition field's values.
 
     Hive, Spark and Iceberg's procedure `add_files` use the name of the field's column. Iceberg's writers use the
     field's own name, which counts unless another column has it.
@@ -232,49 +234,51 @@ def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool
 # -- Paths ----------------------------------------------------------------------------------------------------------
 
 
-def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
+def _path_rows(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
     """Return the paths as rows of `FILE_PATH`. A DataFrame is computed only once."""
     table = state.metadata.location
     argument: object = paths
     if isinstance(argument, str):
         raise ValidationError(f"{table}: the files to add are {shown(paths)}: they are a list of paths, or a DataFrame")
     if isinstance(paths, Sequence):
-        others: Sequence[object] = paths
-        for path in others:
+        candidates: Sequence[object] = paths
+        for path in candidates:
             if not isinstance(path, str) or not path:
                 raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: expected a string")
         counts = Counter(map(normalize, paths))
         if len(counts) < len(paths):
-            twice = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
-            _refuse_paths(sorted(twice.values()), state, "given twice")
+            repeated_paths = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
+            _refuse_paths(sorted(repeated_paths.values()), state, "given twice")
         return local_frame(state.spark, pa.table({FILE_PATH: pa.array(paths, pa.string())}))
-    chosen = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
-    if len(chosen) != 1 and chosen[0] not in _PATH_COLUMNS:
+    path_columns = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
+    if len(path_columns) != 1 and path_columns[0] not in _PATH_COLUMNS:
         problem = f"expected {' or '.join(_PATH_COLUMNS)}, or a single column"
         raise ValidationError(f"{table}: the files to add have the columns {', '.join(paths.columns)}: {problem}")
-    kind = paths.schema[chosen[0]].dataType
+    kind = paths.schema[path_columns[0]].dataType
     if not isinstance(kind, StringType):
-        raise ValidationError(f"{table}: column {chosen[0]} of the files to add is {kind.simpleString()}, not string")
-    return checkpointed(paths.select(F.col(quoted(chosen[0])).alias(FILE_PATH)))
+        raise ValidationError(
+            f"{table}: column {path_columns[0]} of the files to add is {kind.simpleString()}, not string"
+        )
+    return checkpointed(paths.select(F.col(quoted(path_columns[0])).alias(FILE_PATH)))
 
 
-def _refuse_repeated(named: DataFrame, state: TableState) -> None:
-    if len(named.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
+def _refuse_repeated(path_rows: DataFrame, state: TableState) -> None:
+    if len(path_rows.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
         raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
-    twice = named.groupBy(location_key(F.col(FILE_PATH))).agg(
+    path_counts = path_rows.groupBy(location_key(F.col(FILE_PATH))).agg(
         F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH)
     )
-    _refuse(twice.where("count > 1"), state, "given twice")
+    _refuse(path_counts.where("count > 1"), state, "given twice")
 
 
-def _refuse_present(named: DataFrame, state: TableState) -> None:
+def _refuse_present(path_rows: DataFrame, state: TableState) -> None:
     manifests = live_manifests(state.data_manifests)
     if not len(manifests):
         return
     live = state.live_entries(manifests, state.projection(("location", "version_info")))
-    keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
-    known = live.select(location_key(F.col("location")).alias(_KEY))
-    _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")
+    keys = path_rows.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
+    table_keys = live.select(location_key(F.col("location")).alias(_KEY))
+    _refuse(keys.join(table_keys, _KEY, "left_semi"), state, "in the table already")
 
 
 def _refuse(files: DataFrame, state: TableState, problem: str) -> None:
@@ -303,7 +307,7 @@ def _needs_mapping(described: DataFrame) -> bool:
         F.count_if(NEEDS_MAPPING).alias("needs_mapping"),
     ).toArrow().to_pylist()  # fmt: skip
     if result["broken"]:
-        first, others = result["first"], result["broken"] - 1
-        more = f" (and {others:,} more files do not fit)" if others else ""
-        raise (NotFoundError if first[IS_MISSING] else ValidationError)(f"{first[PROBLEM]}{more}")
+        first_file, other_count = result["first"], result["broken"] - 1
+        more = f" (and {other_count:,} more files do not fit)" if other_count else ""
+        raise (NotFoundError if first_file[IS_MISSING] else ValidationError)(f"{first_file[PROBLEM]}{more}")
     return bool(result["needs_mapping"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ArrowStream(Protocol):
-    """Rows in memory: an Arrow table, a DataFrame of pandas or polars, and others with the Arrow stream interface."""
+    """Rows in memory: an Arrow table, a DataFrame of pandas or polars, or another object with an Arrow stream."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
@@ -83,9 +83,8 @@ class RowChanges(ABC):
     ) -> Self:
         """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
 
-        Rows in memory, such as an Arrow table or a DataFrame of pandas or polars, are written without Spark, if they
-        are not more than a task would take (384 MB). Their timestamps may have any unit, and their times and timestamps
-        of nanoseconds Arrow's types.
+        Up to 384 MB of rows in memory, such as an Arrow table or a DataFrame of pandas or polars, are written without
+        Spark. Their timestamps may have any unit. Times and timestamps of nanoseconds may have Arrow's types.
 
         Columns are matched by name. Missing columns get the schema's write default, or null. Narrower integers, floats
         and decimals are promoted to the table's types.

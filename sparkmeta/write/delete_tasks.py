@@ -57,7 +57,7 @@ VECTOR_SCHEMA = pa.schema(
         pa.field("sequence_number", pa.int64()),
     ]
 )
-"""The new deletion vectors, as in `inspect.files`, and the greatest sequence number of their masks."""
+"""New deletion vectors, with columns of `inspect.files`, and the greatest sequence number of their masks."""
 
 # Rows per batch; each row has a bitmap.
 _BATCH_ROWS = 1024
@@ -96,18 +96,18 @@ _Mask = tuple[str, bytes, int]
 def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deletion vectors of a Puffin file. Only their checksums are verified."""
     vectors = row["vectors"]
-    ranges = [vector_range(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
-    for place, blob in read_ranges(reader, ranges):
-        count = vectors[place]["record_count"]
-        vector_of(blob, ranges[place], count)
-        yield vectors[place]["referenced_file"], blob, count
+    ranges = [vector_range(row["location"], vector["offset"], vector["size_in_bytes"]) for vector in vectors]
+    for index, blob in read_ranges(reader, ranges):
+        count = vectors[index]["record_count"]
+        vector_of(blob, ranges[index], count)
+        yield vectors[index]["referenced_file"], blob, count
 
 
 def _positions(reader: ExecutorReader | Files, locations: Locations, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deleted positions of each data file in a position delete file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
-    location, data = row["location"], reader.read(row["location"])
-    for paths, positions in deleted_positions(data, row["file_format"], location, locations):
+    location, content = row["location"], reader.read(row["location"])
+    for paths, positions in deleted_positions(content, row["file_format"], location, locations):
         for path, part in _split_by_path(paths, positions):
             by_path.setdefault(path, []).append(part)
     for path, parts in by_path.items():
@@ -138,8 +138,8 @@ def _split_by_path(paths: pa.Array, positions: pa.Array) -> Iterator[tuple[str, 
     coded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
     codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
     order = np.argsort(codes, kind="stable")
-    present, starts = np.unique(codes[order], return_index=True)
-    for code, part in zip(present, np.split(positions.to_numpy()[order], starts[1:]), strict=True):
+    distinct_codes, starts = np.unique(codes[order], return_index=True)
+    for code, part in zip(distinct_codes, np.split(positions.to_numpy()[order], starts[1:]), strict=True):
         yield names[code], part
 
 
@@ -211,8 +211,8 @@ class VectorTasks:
         columns = [
             paths,
             [location] * len(blobs),
-            [placed.offset for placed in file.blobs],
-            [placed.length for placed in file.blobs],
+            [stored.offset for stored in file.blobs],
+            [stored.length for stored in file.blobs],
             counts,
             [len(file.data)] * len(blobs),
             sequence_numbers,
@@ -221,7 +221,7 @@ class VectorTasks:
 
 
 def newest(masks: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the highest sequence number of masks; None if they have none."""
+    """Return the highest sequence number of masks; None if no mask has one."""
     return max((number for mask in masks if (number := mask.get("sequence_number")) is not None), default=None)
 
 
@@ -258,10 +258,10 @@ WRITTEN_SCHEMA = pa.schema(
         pa.field("sequence_number", pa.int64()),
     ]
 )
-"""The new deletion vectors and position delete files, with columns of `inspect.files`.
+"""New deletion vectors and position delete files, with columns of `inspect.files`.
 
-Also a data file whose positions they delete, and the greatest sequence number of the deletes that they replace. All
-position delete files have `BOUNDS`.
+`data_path` is a data file whose positions the file deletes. `sequence_number` is the greatest sequence number of the
+deletes that the file replaces. All position delete files have `BOUNDS`.
 """
 
 
@@ -365,8 +365,8 @@ def _bounds(path: str | None, position: int | None) -> list[tuple[int, bytes]]:
     return [(DELETE_FILE_POS_ID, position.to_bytes(8, "little")), (DELETE_FILE_PATH_ID, path.encode())]
 
 
-def _written(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
-    arrays = [pa.array(columns.get(field.name, [None] * rows), field.type) for field in WRITTEN_SCHEMA]
+def _written(columns: dict[str, Sequence[Any]], row_count: int) -> pa.RecordBatch:
+    arrays = [pa.array(columns.get(field.name, [None] * row_count), field.type) for field in WRITTEN_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=WRITTEN_SCHEMA)
 
 
@@ -396,17 +396,17 @@ class PositionTasks:
         return position_masks(self._matching(batches))
 
     def _matching(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = len(self.rows.columns)
-        places = {leaf.id: first + place for place, leaf in enumerate(self.rows.leaves)}
+        leaf_start = len(self.rows.columns)
+        index_of_leaf = {leaf.id: leaf_start + index for index, leaf in enumerate(self.rows.leaves)}
         for batch in self.rows.read(batches):
-            passed = self.tests.passes(partial(_value, batch, places))
-            if passed is False:
+            matches = self.tests.passes(partial(_value, batch, index_of_leaf))
+            if matches is False:
                 continue
-            positions = batch.select([*range(first)])
-            matching = positions if passed is True else positions.filter(passed)
+            positions = batch.select([*range(leaf_start)])
+            matching = positions if matches is True else positions.filter(matches)
             if len(matching):
                 yield matching
 
 
-def _value(batch: pa.RecordBatch, places: Mapping[int, int], field_id: int) -> pa.Array:
-    return batch.column(places[field_id])
+def _value(batch: pa.RecordBatch, index_of_leaf: Mapping[int, int], field_id: int) -> pa.Array:
+    return batch.column(index_of_leaf[field_id])

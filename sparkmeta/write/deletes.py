@@ -49,7 +49,7 @@ from sparkmeta.write.files import Arrangement, arranged_rows, checkpointed, data
 from sparkmeta.write.input import check_some, written_columns
 from sparkmeta.write.merge import count_and_range, range_of_rows
 from sparkmeta.write.options import parquet_codec
-from sparkmeta.write.tasks import Places, named_on_failure
+from sparkmeta.write.tasks import LocationProvider, named_on_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,7 @@ _TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
 
 
 def delete_granularity(properties: Mapping[str, str]) -> str:
-    """Return whether a new position delete file covers a data file or a partition.
+    """Return the granularity of new position delete files: "file" or "partition".
 
     Iceberg's Spark writers have the same default.
 
@@ -105,9 +105,10 @@ def delete_codec(properties: Mapping[str, str]) -> str:
 
 
 def of_deletes(metadata: TableMetadata, spec_id: int) -> TableMetadata:
-    """Return a table's metadata for equality delete files, with a default spec and the properties of delete files.
+    """Return a table's metadata for writers of equality delete files.
 
-    For example, `write.parquet.compression-codec` gets the value of `write.delete.parquet.compression-codec`.
+    `spec_id` is the default spec. The properties of delete files replace those of data files: for example, the value of
+    `write.delete.parquet.compression-codec` becomes the value of `write.parquet.compression-codec`.
     """
     properties = dict(metadata.properties)
     for name, value in metadata.properties.items():
@@ -131,7 +132,7 @@ def delete_target_bytes(properties: Mapping[str, str]) -> int:
 
 
 GROUP: Final = "group"
-"""The masks of a group go to the same position delete files."""
+"""The column with the group of a mask. All masks of a group go to the same position delete files."""
 
 _PATH_ID: Final = DELETE_FILE_PATH_ID
 # Up to this many bytes of masks, writing on the driver is faster than starting tasks.
@@ -227,15 +228,19 @@ class _Writer:
         masks = self.masks if isinstance(self.masks, pa.Table) else self.masks.toArrow().cast(MASK_SCHEMA)
         if len(older):
             locations = self.state.types.locations
-            read = pa.Table.from_batches(read_masks(driver, locations, _units(older).to_batches()), MASK_SCHEMA)
-            owner = pc.struct_field(whole(older.column("delete")), "file_path")
-            applied = set(zip(owner.to_pylist(), older.column("data_path").to_pylist(), strict=True))
-            pairs = zip(read.column("delete_path").to_pylist(), read.column("data_path").to_pylist(), strict=True)
-            masks = pa.concat_tables([masks, read.filter(pa.array([pair in applied for pair in pairs], pa.bool_()))])
+            older_masks = pa.Table.from_batches(read_masks(driver, locations, _units(older).to_batches()), MASK_SCHEMA)
+            delete_paths = pc.struct_field(whole(older.column("delete")), "file_path")
+            applied = set(zip(delete_paths.to_pylist(), older.column("data_path").to_pylist(), strict=True))
+            pairs = zip(
+                older_masks.column("delete_path").to_pylist(), older_masks.column("data_path").to_pylist(), strict=True
+            )
+            masks = pa.concat_tables(
+                [masks, older_masks.filter(pa.array([pair in applied for pair in pairs], pa.bool_()))]
+            )
         order = [("data_path", "ascending")]
         if self.groups is not None:
-            places = pc.index_in(masks.column("data_path"), whole(self.groups.column("data_path")))
-            masks = masks.append_column(GROUP, self.groups.column(GROUP).take(places))
+            group_rows = pc.index_in(masks.column("data_path"), whole(self.groups.column("data_path")))
+            masks = masks.append_column(GROUP, self.groups.column(GROUP).take(group_rows))
             order = [(GROUP, "ascending"), *order]
         tasks = self.tasks(driver)
         with named_on_failure(self.state.metadata.location, f"{tasks.name}-*-deletes.*"):
@@ -267,10 +272,10 @@ class _Writer:
             delete["content_size_in_bytes"].alias("size_in_bytes"),
             delete["record_count"].alias("record_count"),
         )
-        places = deletes.groupBy(
+        by_delete_file = deletes.groupBy(
             F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
         )
-        units = places.agg(F.collect_list(vector.column()).alias("vectors"))
+        units = by_delete_file.agg(F.collect_list(vector.column()).alias("vectors"))
         read = partial(read_masks, task_reader(self.state), self.state.types.locations)
         masks = map_arrow(units.repartition(read_tasks(self.state.spark, len(older))), read, MASK_SCHEMA)
         applied = deletes.select("data_path", F.col("delete.file_path").alias("delete_path"))
@@ -290,7 +295,7 @@ class _Writer:
 
     @property
     def folder(self) -> str:
-        return Places.of(self.state.metadata, ()).folder
+        return LocationProvider.of(self.state.metadata, ()).folder
 
     @property
     def target_bytes(self) -> int:
@@ -318,9 +323,9 @@ class _VectorWriter(_Writer):
         is_shared = files.shared_deletes(ContentType.POSITION_DELETES)
         if is_shared.any():
             owners, members = files.sets.members_of(files.set_codes)
-            chosen = is_shared[members]
-            shared = files.sets.deletes.take(pa.array(members[chosen]))
-            shared = shared.append_column("owner", pa.array(owners[chosen], pa.int64()))
+            is_chosen = is_shared[members]
+            shared = files.sets.deletes.take(pa.array(members[is_chosen]))
+            shared = shared.append_column("owner", pa.array(owners[is_chosen], pa.int64()))
             deletes = pa.concat_tables([deletes, shared.cast(deletes.schema)])
         return self.of_files(deletes)
 
@@ -335,14 +340,14 @@ class _FileWriter(_Writer):
             older = self.of_files(self._bounded_deletes())
             if len(older):
                 paths = pc.struct_field(whole(older.column("delete")), "file_path")
-                named = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
+                with_paths = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
                 firsts = pc.index_in(whole(paths).unique(), whole(paths))
-                superseded = named.take(firsts)
+                superseded = with_paths.take(firsts)
         written = self.written(older)
         # As in Java's files, only delete files of a single data file have bounds.
-        of_one = sql.col("referenced_data_file").isNotNull()
+        covers_one_file = sql.col("referenced_data_file").isNotNull()
         columns = {name: sql.col(name) for name in names(written)}
-        columns |= {name: sql.when(of_one, sql.col(name)) for name in BOUNDS}
+        columns |= {name: sql.when(covers_one_file, sql.col(name)) for name in BOUNDS}
         files = select(written, [value.alias(name) for name, value in columns.items()])
         return WrittenDeletes(files, superseded, self.files.table.select(["file_path"]))
 
@@ -361,13 +366,13 @@ class _FileWriter(_Writer):
 
     def _bounded_deletes(self) -> pa.Table:
         """Return the position delete files that cover a single data file, with their `owner`."""
-        named = self.files.file_deletes
+        file_deletes = self.files.file_deletes
         shared = self.files.sets.deletes.filter(pa.array(self.files.shared_deletes(ContentType.POSITION_DELETES)))
         bounded = self._bounded(shared.column("file_path")) if len(shared) else _BOUNDED.empty_table()
-        places = pc.index_in(whole(bounded.column("file_path")), whole(shared.column("file_path")))
+        shared_rows = pc.index_in(whole(bounded.column("file_path")), whole(shared.column("file_path")))
         owners = pc.index_in(whole(bounded.column("data_path")), whole(self.files.table.column("file_path")))
-        bounded_deletes = shared.take(places).append_column("owner", owners.cast(pa.int64()))
-        deletes = pa.concat_tables([named, bounded_deletes.cast(named.schema)])
+        bounded_deletes = shared.take(shared_rows).append_column("owner", owners.cast(pa.int64()))
+        deletes = pa.concat_tables([file_deletes, bounded_deletes.cast(file_deletes.schema)])
         return deletes.filter(deletes.column("owner").is_valid())
 
     def _bounded(self, paths: pa.ChunkedArray) -> pa.Table:
@@ -386,8 +391,8 @@ def _units(deletes: pa.Table) -> pa.Table:
     units: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path, delete in zip(*(deletes.column(name).to_pylist() for name in ("data_path", "delete")), strict=True):
         vectors = units.setdefault((delete["file_path"], delete["file_format"]), [])
-        place = {"offset": delete["content_offset"], "size_in_bytes": delete["content_size_in_bytes"]}
-        vectors.append({"referenced_file": path, **place, "record_count": delete["record_count"]})
+        blob = {"offset": delete["content_offset"], "size_in_bytes": delete["content_size_in_bytes"]}
+        vectors.append({"referenced_file": path, **blob, "record_count": delete["record_count"]})
     rows = [{"location": key[0], "file_format": key[1], "vectors": vectors} for key, vectors in units.items()]
     return pa.Table.from_pylist(rows)
 
@@ -443,18 +448,18 @@ class KeyDeletes:
         row_type = spark_schema(rows.schema) if isinstance(rows, pa.Table) else rows.schema
         keys = _key_ids(schema, names, table)
         sources = {field.source_id for spec in state.specs.values() for field in spec.fields}
-        present = check_some(row_type, schema, [*keys, *sources.intersection(schema.field_ids)], table)
+        present_ids = check_some(row_type, schema, [*keys, *sources.intersection(schema.field_ids)], table)
         for field_id in keys:
-            if field_id not in present:
+            if field_id not in present_ids:
                 name = schema.find_column_name(field_id)
                 raise ValidationError(f"{table}: column {name} of the key is not in the rows")
-        specs = _specs(state, present)
-        needed = {field.source_id for spec_id in specs for field in state.specs[spec_id].fields}
-        tops = {way_to(schema, field_id)[0].name for field_id in present.intersection({*keys, *needed})}
-        used = [field.name for field in schema.fields if field.name in tops]
+        specs = _specs(state, present_ids)
+        source_ids = {field.source_id for spec_id in specs for field in state.specs[spec_id].fields}
+        top_names = {way_to(schema, field_id)[0].name for field_id in present_ids.intersection({*keys, *source_ids})}
+        column_names = [field.name for field in schema.fields if field.name in top_names]
         if isinstance(rows, pa.Table):
-            return KeyDeletes(state, rows.select(used), keys, specs)
-        selected = rows.select(*map(quoted, used))
+            return KeyDeletes(state, rows.select(column_names), keys, specs)
+        selected = rows.select(*map(quoted, column_names))
         return KeyDeletes(state, checkpointed(selected) if len(specs) > 1 else selected, keys, specs)
 
     def write(self) -> Iterator[Relation]:
@@ -520,15 +525,15 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
         NAMES.check(f"{table}: equality_cols", names)
     keys = sorted(schema.identifier_field_names()) if names is None else [*names]
     if not keys:
-        none = "the table's schema names no identifier fields" if names is None else "it names no column"
-        raise ValidationError(f"{table}: an equality delete takes equality_cols: {none}")
+        reason = "the table's schema names no identifier fields" if names is None else "it names no column"
+        raise ValidationError(f"{table}: an equality delete takes equality_cols: {reason}")
     ids: list[int] = []
     for name in keys:
         if name not in schema._name_to_id:
             raise ValidationError(f"{table}: column {name} of the key is not in the table")
         field_id = schema._name_to_id[name]
-        kind, around = schema.find_type(field_id), way_to(schema, field_id)[:-1]
-        if any(not isinstance(field.field_type, StructType) for field in around):
+        kind, parents = schema.find_type(field_id), way_to(schema, field_id)[:-1]
+        if any(not isinstance(field.field_type, StructType) for field in parents):
             raise ValidationError(f"{table}: column {name} of the key is in a list or a map")
         if isinstance(kind, FloatType | DoubleType | UnknownType) or not isinstance(kind, PrimitiveType):
             problem = "equality deletes compare no such values"
@@ -546,15 +551,15 @@ def _specs(state: TableState, present: frozenset[int]) -> tuple[int, ...]:
         state: the table.
         present: field ids of the columns that the rows have.
     """
-    needed = {state.metadata.default_spec_id} | _live_specs(state)
-    everywhere = {spec_id for spec_id, spec in state.specs.items() if is_global(spec)}
-    if everywhere & needed:
-        return (max(everywhere & needed),)
-    problems = [problem for spec_id in sorted(needed) for problem in _problems(state, state.specs[spec_id], present)]
+    spec_ids = {state.metadata.default_spec_id} | _live_specs(state)
+    global_specs = {spec_id for spec_id, spec in state.specs.items() if is_global(spec)}
+    if global_specs & spec_ids:
+        return (max(global_specs & spec_ids),)
+    problems = [problem for spec_id in sorted(spec_ids) for problem in _problems(state, state.specs[spec_id], present)]
     if not problems:
-        return tuple(sorted(needed))
-    if everywhere:
-        return (max(everywhere),)
+        return tuple(sorted(spec_ids))
+    if global_specs:
+        return (max(global_specs),)
     raise ValidationError(
         f"{state.metadata.location}: the partitions of the keys are unknown: {'; '.join(dict.fromkeys(problems))}; "
         "and the table has no unpartitioned spec, whose deletes apply to all partitions"
@@ -569,8 +574,8 @@ def _problems(state: TableState, spec: PartitionSpec, present: frozenset[int]) -
             yield f"the transform {field.transform} of partition field {shown(field.name)} is unknown"
         elif not isinstance(field.transform, VoidTransform) and field.source_id not in present:
             name = schema.find_column_name(field.source_id)
-            missing = "a dropped column" if name is None else f"column {name}, which the rows lack"
-            yield f"partition field {shown(field.name)} is made from {missing}"
+            source_text = "a dropped column" if name is None else f"column {name}, which the rows lack"
+            yield f"partition field {shown(field.name)} is made from {source_text}"
 
 
 def _live_specs(state: TableState) -> set[int]:

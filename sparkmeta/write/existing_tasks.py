@@ -89,13 +89,13 @@ class FilePartitions:
         return frozenset(field.source for field in self.fields if field.is_identity and field.type in _FLOATS)
 
     def in_folders(self, location: str) -> frozenset[int]:
-        """Return the ids of the columns whose values the folders of a file give.
+        """Return the ids of the columns whose values come from the folders of a file.
 
         Raises:
             ValidationError: folders are ambiguous.
         """
-        places = self._folders(location).given
-        return frozenset(self.fields[place].source for place in places if self.fields[place].is_identity)
+        indices = self._folders(location).by_field
+        return frozenset(self.fields[index].source for index in indices if self.fields[index].is_identity)
 
     def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
         """Return the partition values of a file, in bound form.
@@ -112,56 +112,65 @@ class FilePartitions:
         folders = self._folders(location)
         self._refuse_unused(folders, location, present)
         return tuple(
-            self._value(field, location, folders.given.get(place), facts, present)
-            for place, field in enumerate(self.fields)
+            self._value(field, location, folders.by_field.get(index), facts, present)
+            for index, field in enumerate(self.fields)
         )
 
     def _folders(self, location: str) -> _Folders:
         by_field: dict[int, _Folder] = {}
-        others = []
+        unassigned = []
         for names, text in assignments(location.rpartition("/")[0]):
             folder = _Folder(names, text)
-            places = self._places(names)
-            if len(places) > 1:
-                fields = " and ".join(self.fields[place].name for place in places)
+            indices = self._field_indices(names)
+            if len(indices) > 1:
+                fields = " and ".join(self.fields[index].name for index in indices)
                 raise ValidationError(f"{location}: folder {folder} may be of the partition fields {fields}")
-            if not places:
-                others.append(folder)
+            if not indices:
+                unassigned.append(folder)
                 continue
-            other = by_field.get(places[0], folder)
-            if other.names != names and other.text != text:
-                problem = f"are both of the partition field {self.fields[places[0]].name}"
-                raise ValidationError(f"{location}: folders {other} and {folder} {problem}")
+            earlier = by_field.get(indices[0], folder)
+            if earlier.names != names and earlier.text != text:
+                problem = f"are both of the partition field {self.fields[indices[0]].name}"
+                raise ValidationError(f"{location}: folders {earlier} and {folder} {problem}")
             # If folders have one name, the innermost counts: outer folders may belong to the place where the files lie.
-            by_field[places[0]] = folder
-        return _Folders(by_field, others)
+            by_field[indices[0]] = folder
+        return _Folders(by_field, unassigned)
 
-    def _places(self, names: Sequence[str]) -> Sequence[int]:
-        """Return the places of the partition fields that a folder's name may mean; the same case takes precedence."""
+    def _field_indices(self, names: Sequence[str]) -> Sequence[int]:
+        """Return the indices of the partition fields that a folder's name may mean. Exact names take precedence."""
         for key in _KEYS[: 1 if self.case_sensitive else 2]:
-            wanted = {*map(key, names)}
-            places = [place for place, field in enumerate(self.fields) if wanted.intersection(map(key, field.folders))]
-            if places:
-                return places
+            folder_keys = {*map(key, names)}
+            indices = [
+                index for index, field in enumerate(self.fields) if folder_keys.intersection(map(key, field.folders))
+            ]
+            if indices:
+                return indices
         return ()
 
     def _refuse_unused(self, folders: _Folders, location: str, present: frozenset[int]) -> None:
-        """Raise ValidationError if a folder without a partition field seems to have a value that the rows lack."""
+        """Raise ValidationError if a folder without a partition field seems to hold a value that the rows lack."""
         key = _KEYS[0 if self.case_sensitive else 1]
         columns = {key(name): field_id for name, field_id in self.columns.items()}
-        unknown = []
-        for folder in folders.others:
+        unknown_folders = []
+        for folder in folders.unassigned:
             of_column = [columns[name] for name in map(key, folder.names) if name in columns]
             if not of_column:
-                unknown.append(folder)
+                unknown_folders.append(folder)
             elif not present.intersection(of_column):
                 problem = "the file lacks this column, which is no identity field of the table's partition spec"
                 raise ValidationError(f"{location}: folder {folder}: {problem}")
-        for place, source in enumerate(self.fields):
-            if unknown and source.is_identity and place not in folders.given and source.source not in present:
-                problem = f"no partition field has this name, and the file lacks column {self.names[source.source]}"
-                expected = " or ".join(f"{name}=..." for name in source.folders)
-                raise ValidationError(f"{location}: folder {unknown[0]}: {problem}: expected a folder {expected}")
+        for index, spec_field in enumerate(self.fields):
+            if (
+                unknown_folders
+                and spec_field.is_identity
+                and index not in folders.by_field
+                and spec_field.source not in present
+            ):
+                problem = f"no partition field has this name, and the file lacks column {self.names[spec_field.source]}"
+                expected = " or ".join(f"{name}=..." for name in spec_field.folders)
+                raise ValidationError(
+                    f"{location}: folder {unknown_folders[0]}: {problem}: expected a folder {expected}"
+                )
 
     def _value(
         self,
@@ -174,9 +183,9 @@ class FilePartitions:
         if isinstance(field.transform, VoidTransform):
             return None
         by_folder = [] if folder is None else self._by_folder(field, folder, location)
-        known = facts.get(field.source)
+        column_facts = facts.get(field.source)
         if field.source in present:
-            proven = self._proven(field, location, known, has_folder=bool(by_folder))
+            proven = self._proven(field, location, column_facts, has_folder=bool(by_folder))
         elif by_folder and field.is_identity:
             return by_folder[0]
         else:
@@ -199,7 +208,7 @@ class FilePartitions:
         return self._of_folders[key]
 
     def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
-        """Return the partition value of all rows; `_UNKNOWN` if only the folder gives it."""
+        """Return the partition value of all rows; `_UNKNOWN` if only the folder determines it."""
         column, transform = self.names[field.source], field.transform
         if facts is not None:
             if not facts.values or facts.nulls == facts.values:
@@ -230,8 +239,8 @@ class FilePartitions:
     def tuples(self, rows: Sequence[tuple[Any, ...] | None]) -> list[pa.Array]:
         """Return the values of each field, of `bound_arrow_type`; null for a row without a partition."""
         return [
-            _array([None if row is None else row[place] for row in rows], field.type)
-            for place, field in enumerate(self.fields)
+            _array([None if row is None else row[index] for row in rows], field.type)
+            for index, field in enumerate(self.fields)
         ]
 
 
@@ -240,8 +249,8 @@ class _Folder:
     """A folder `name=value` above a file.
 
     Attributes:
-        names: the names that it may have.
-        text: its value, escaped.
+        names: the possible names of the folder.
+        text: the value, escaped.
     """
 
     names: Sequence[str]
@@ -256,12 +265,12 @@ class _Folders:
     """The folders `name=value` above a file.
 
     Attributes:
-        given: the folders that give the value of a partition field, by the field's place.
-        others: the other folders.
+        by_field: the folders with the value of a partition field, by the field's index in the spec.
+        unassigned: the other folders.
     """
 
-    given: Mapping[int, _Folder]
-    others: Sequence[_Folder]
+    by_field: Mapping[int, _Folder]
+    unassigned: Sequence[_Folder]
 
 
 @dataclass(frozen=True)
@@ -269,12 +278,12 @@ class FileField:
     """A field of the partition spec.
 
     Attributes:
-        name: its name.
-        folders: the names of the folders that give its values.
-        source: the id of its column.
-        transform: its transform.
-        source_type: the type of the column.
-        type: the Iceberg type name of its values.
+        name: the name of the field.
+        folders: the names of the folders that hold its values.
+        source: the id of the source column.
+        transform: the transform.
+        source_type: the type of the source column.
+        type: the Iceberg type name of the partition values.
     """
 
     name: str
@@ -290,7 +299,7 @@ class FileField:
         return isinstance(self.transform, IdentityTransform)
 
     def of(self, value: Any) -> Any:
-        """Return the partition value of a value of the column."""
+        """Return the partition value for a value of the source column."""
         return bound_value(self.transform.transform(self.source_type)(value))
 
 
@@ -302,8 +311,8 @@ def _is_zero(least: Any, most: Any) -> bool:
 def _refuse_mixed(facts: Facts, field: FileField, column: str, location: str) -> None:
     for count, value in ((facts.nulls, "null"), (facts.nans, "NaN")):
         if count and count < facts.values:
-            some = f"{count} of {facts.values} values of column {column} are {value}"
-            raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {some}")
+            problem = f"{count} of {facts.values} values of column {column} are {value}"
+            raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {problem}")
 
 
 def _is_bounded(facts: Facts, field: FileField) -> bool:
@@ -325,7 +334,7 @@ def _shown(value: Any) -> str:
 
 
 def _by_folder(field: FileField, folder: _Folder, location: str) -> list[Any]:
-    """Return the values that a folder name may mean, the most likely first.
+    """Return the possible values of a folder name, the most likely first.
 
     Iceberg writes null as `null`; Spark and Hive do not.
     """
@@ -369,9 +378,9 @@ def _array(values: Sequence[Any], type_name: str) -> pa.Array:
 
 
 # -- Describe existing data files -------------------------------------------------------------------------------------
-# Tasks take paths and return one row of `inspect.files` for each. They read the footers of Parquet files and, since
+# Tasks return one row of `inspect.files` for each path. They read the footers of Parquet files and, since
 # footers do not count NaNs, the floating-point columns of identity partitions. They read ORC and Avro files completely,
-# because Arrow exposes no statistics of these.
+# because Arrow exposes no statistics of these formats.
 #
 # Spark tasks import this module.
 
@@ -399,7 +408,7 @@ class ExistingFiles:
         modes: the metrics modes of columns by field id.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
-        tuple_places: for each field of `partition`, its place in the spec; None for fields of other specs.
+        tuple_indices: for each field of `partition`, its index in the spec; None for fields of other specs.
         own_folder: the comparable location of the table, to refuse files of other tables; None to accept them.
     """
 
@@ -412,7 +421,7 @@ class ExistingFiles:
     modes: Mapping[int, int]
     spec_id: int
     partition: pa.StructType | None
-    tuple_places: tuple[int | None, ...]
+    tuple_indices: tuple[int | None, ...]
     own_folder: str | None
     _other_tables: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -435,7 +444,7 @@ class ExistingFiles:
     ) -> _Described:
         file_format = None
         try:
-            self._refuse_place(location)
+            self._refuse_location(location)
             with translated_read_errors(location):
                 file_format = self._format(location)
                 if file_format == "PARQUET":
@@ -448,7 +457,7 @@ class ExistingFiles:
             hint = f": {conversion(location, file_format)}" if is_type and file_format else ""
             return _Described(location, problem=f"{error}{hint}")
 
-    def _refuse_place(self, location: str) -> None:
+    def _refuse_location(self, location: str) -> None:
         if not scheme(location) and not location.startswith("/"):
             raise ValidationError(
                 f"{location}: the path of a file to add is relative: expected an absolute path or a URI"
@@ -529,27 +538,27 @@ class ExistingFiles:
         sources = self.columns.sources(columns, location, self.partitions.in_folders(location))
         _refuse_types(file, sources, location, file_format)
         # Columns that the file lacks have no metrics: their values may come from partitions.
-        places = [place for place, source in enumerate(sources) if isinstance(source, FromFile)]
-        present = frozenset(_present(sources))
+        indices = [index for index, source in enumerate(sources) if isinstance(source, FromFile)]
+        present_ids = frozenset(_present(sources))
         rows = replace(
             self.rows,
-            columns=tuple(self.rows.columns[place] for place in places),
-            schema=pa.schema([self.rows.schema.field(place) for place in places]),
+            columns=tuple(self.rows.columns[index] for index in indices),
+            schema=pa.schema([self.rows.schema.field(index) for index in indices]),
             identities={self.spec_id: {}},
         )
-        written = FileColumns(self.table, tuple(self.written[place] for place in places), "parquet")
+        written = FileColumns(self.table, tuple(self.written[index] for index in indices), "parquet")
         metrics = FileMetrics(metric_leaves(written.columns, self.modes))
         schema = file_schema(written.columns, "parquet")
         for batch in rows.read([self._part(location, file_format)]):
-            named = pa.RecordBatch.from_arrays(batch.columns, names=[column.name for column in written.columns])
+            file_rows = pa.RecordBatch.from_arrays(batch.columns, names=[column.name for column in written.columns])
             try:
-                metrics.add(written.table_of(named, schema))
+                metrics.add(written.table_of(file_rows, schema))
             except ValidationError as error:
                 raise ValidationError(f"{location}: {error}") from error
         facts = {leaf.id: _facts(metrics, leaf.id) for leaf in metrics.leaves}
         described = _Described(location, file_format, metrics.rows, self.reader.length(location))
-        described.needs_mapping = self._needs_mapping(present, has_ids=has_ids(columns))
-        described.partition = self.partitions.values(location, facts, present)
+        described.needs_mapping = self._needs_mapping(present_ids, has_ids=has_ids(columns))
+        described.partition = self.partitions.values(location, facts, present_ids)
         described.maps = {**metrics.counts(), **metrics.bounds(), VALUE_SIZES: metrics.value_sizes()}
         return described
 
@@ -597,7 +606,7 @@ class ExistingFiles:
                 arrays.append(self._tuples(files, kind.type))
             elif pa.types.is_map(kind.type):
                 maps = (file.maps.get(kind.name) for file in files)
-                arrays.append(pa.array([sorted(each.items()) if each else None for each in maps], kind.type))
+                arrays.append(pa.array([sorted(metrics.items()) if metrics else None for metrics in maps], kind.type))
             else:
                 arrays.append(pa.array(columns[kind.name], kind.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -605,8 +614,8 @@ class ExistingFiles:
     def _tuples(self, files: Sequence[_Described], kind: pa.StructType) -> pa.Array:
         values = self.partitions.tuples([file.partition for file in files])
         children = [
-            pa.nulls(len(files), child.type) if place is None else values[place].cast(child.type)
-            for place, child in zip(self.tuple_places, kind, strict=True)
+            pa.nulls(len(files), child.type) if index is None else values[index].cast(child.type)
+            for index, child in zip(self.tuple_indices, kind, strict=True)
         ]
         return pa.StructArray.from_arrays(children, fields=list(kind))
 
@@ -632,9 +641,9 @@ def _refuse_types(file: DataFile, sources: Sequence[Source], location: str, file
     names = [*leaf_names(file.columns)]
     kinds: list[Any] = [*(avro_leaves if file_format == "AVRO" else leaf_types)(file.schema)]
     kind_of = avro_kind if file_format == "AVRO" else orc_kind
-    for source, place, _ in leaf_sources(file.columns, sources, 0):
-        if kind := kind_of(kinds[place], source.physical.type, source.column.type):
-            refuse(location, file_format, names[place], kind, source.column.type)
+    for source, index, _ in leaf_sources(file.columns, sources, 0):
+        if kind := kind_of(kinds[index], source.physical.type, source.column.type):
+            refuse(location, file_format, names[index], kind, source.column.type)
 
 
 def _present(sources: Iterable[Source]) -> Iterator[int]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sparkmeta.write.file_schema import FileColumns
     from sparkmeta.write.tasks import DataFileTasks
 
-# Rows that go to the files of their partitions at a time.
+# Rows per batch that is divided by partition.
 _BATCH_ROWS: Final = 1 << 16
 
 
@@ -103,8 +103,8 @@ def arranged(
     (batch,) = rows.combine_chunks().to_batches()
     values = _Values(state, schema, columns.table_of(batch, file_schema(columns.columns, columns.file_format)))
     partitions = [values.of(field) for field in fields]
-    for place, partition in enumerate(partitions):
-        rows = rows.append_column(PARTITION_COLUMN.format(place), partition)
+    for index, partition in enumerate(partitions):
+        rows = rows.append_column(PARTITION_COLUMN.format(index), partition)
     if not order:
         return rows
     keys = [(partition, True, True) for partition in partitions]
@@ -118,18 +118,18 @@ def _direction(field: SortField) -> tuple[bool, bool]:
 
 
 class _Values:
-    """The values of partition and sort fields for rows.
+    """Computes the values of partition and sort fields for rows.
 
     Args:
         state: the table.
         schema: the schema of the rows.
-        rows: the rows as files have them.
+        rows: the rows in the form of data files.
     """
 
     def __init__(self, state: TableState, schema: Schema, rows: pa.Table) -> None:
         self._state, self._schema, self._rows = state, schema, rows
         names = [field.name for field in schema.fields if str(field.field_type) != "unknown"]
-        self._places = {name: place for place, name in enumerate(names)}
+        self._index_by_name = {name: index for index, name in enumerate(names)}
 
     def of(self, field: PartitionField | SortField) -> pa.Array:
         """Return the values of a field, in the Arrow type of bounds of its source or result.
@@ -146,18 +146,18 @@ class _Values:
         assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
         values = transformed(transform, kind, source)
-        unfit = places_where(pc.and_(source.is_valid(), values.is_null()))
-        if len(unfit):
-            name, value = self._schema.find_column_name(field.source_id), source[unfit[0].as_py()].as_py()
+        invalid_rows = places_where(pc.and_(source.is_valid(), values.is_null()))
+        if len(invalid_rows):
+            name, value = self._schema.find_column_name(field.source_id), source[invalid_rows[0].as_py()].as_py()
             problem = f"column {name} is {value}: {transform} of it does not fit {kind}"
             raise ValidationError(f"{self._state.metadata.location}: {problem}")
         return values
 
     def _source(self, field_id: int, type_name: str) -> pa.Array:
         top, *inside = way_to(self._schema, field_id)
-        if top.name not in self._places:
+        if top.name not in self._index_by_name:
             return pa.nulls(len(self._rows), bound_arrow_type(type_name))
-        array = whole(self._rows.column(self._places[top.name]))
+        array = whole(self._rows.column(self._index_by_name[top.name]))
         parent = top
         for field in inside:
             children = child_fields(parent.field_type)
@@ -195,7 +195,7 @@ def transformed(transform: Transform[Any, Any], source: PrimitiveType, values: p
 
 
 def _by_value(transform: Transform[Any, Any], source: PrimitiveType, values: pa.Array) -> pa.Array:
-    """Return buckets or truncated decimals, by the function of tasks."""
+    """Compute buckets or truncated decimals with the function that tasks use."""
     batch = pa.RecordBatch.from_arrays([_numbers(values)], ["value"])
     (result,) = TaskValues((TaskValue("value", transform, source),))([batch])
     return result.column(0)

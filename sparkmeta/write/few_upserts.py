@@ -66,8 +66,10 @@ def few_upsert(
     key_names(names, rows.column_names, schema, table)
     source = _as_in_table(rows, schema, metadata.location)
     matching = Matching(state, range_of_rows(source, schema, names), by_rows=True)
-    others = tuple(name for name in rows.column_names if name not in names)
-    return FewUpsert(matching, source, names, others, lineage, updates and bool(others), inserts, rewrites)
+    value_columns = tuple(name for name in rows.column_names if name not in names)
+    return FewUpsert(
+        matching, source, names, value_columns, lineage, updates and bool(value_columns), inserts, rewrites
+    )
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class FewUpsert:
 
     Attributes:
         matching: the files of the table whose rows may have the keys.
-        source: the rows to upsert, with the table's columns and Spark's types of these.
+        source: the rows to upsert, with the table's columns in Spark's types.
         keys: the key columns.
-        others: the other columns that were given.
+        value_columns: the other columns of the given rows.
         lineage: the metadata columns that rows keep.
         updates: whether existing rows are updated.
         inserts: whether new rows are inserted.
@@ -88,7 +90,7 @@ class FewUpsert:
     matching: Matching
     source: pa.Table
     keys: tuple[str, ...]
-    others: tuple[str, ...]
+    value_columns: tuple[str, ...]
     lineage: tuple[str, ...]
     updates: bool
     inserts: bool
@@ -96,11 +98,11 @@ class FewUpsert:
 
     @cached_property
     def duplicate(self) -> dict[str, Any] | None:
-        """A key that several rows have; None if there is none."""
+        """A key that occurs in several rows; None if there is none."""
         codes = self._codes[0]
-        known, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
-        for place in firsts[(counts > 1) & (known >= 0)].tolist():
-            values = {name: self.source.column(name)[place].as_py() for name in self.keys}
+        distinct_codes, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
+        for row in firsts[(counts > 1) & (distinct_codes >= 0)].tolist():
+            values = {name: self.source.column(name)[row].as_py() for name in self.keys}
             return {name: str(value) if hasattr(value, "isoformat") else value for name, value in values.items()}
         return None
 
@@ -118,53 +120,53 @@ class FewUpsert:
     def new_rows(self) -> pa.Table:
         """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
         sources = self.source.take(pa.array(self._matches[self._changed.to_numpy()]))
-        old = self._rows.take(self._changed)
-        given = {*self.keys, *self.others}
-        updated = [(sources if name in given else old).column(name) for name in self.source.column_names]
+        old_rows = self._rows.take(self._changed)
+        source_columns = {*self.keys, *self.value_columns}
+        updated = [(sources if name in source_columns else old_rows).column(name) for name in self.source.column_names]
         inserted = self.source.take(self._inserted).columns
         if self.lineage:
-            updated += [old.column(self.lineage[0]), pa.nulls(len(old), pa.int64())]
+            updated += [old_rows.column(self.lineage[0]), pa.nulls(len(old_rows), pa.int64())]
             inserted += [pa.nulls(len(self._inserted), pa.int64())] * len(self.lineage)
         names = [*self.source.column_names, *self.lineage]
         return pa.concat_tables([pa.table(updated, names), pa.table(inserted, names)])
 
     def rewritten(self, files: PlannedFiles) -> pa.Table:  # noqa: ARG002  they are the changed ones
-        """Return the unchanged rows of files that have changed ones, and the new rows."""
+        """Return the unchanged rows of files with changed rows, and the new rows."""
         in_files = pc.is_in(whole(self._rows.column(FILE)), self.changed_files)
-        stays = np.asarray(in_files).copy()
-        stays[self._changed.to_numpy()] = False
-        new = self.new_rows
-        unchanged = self._rows.filter(pa.array(stays)).select(new.column_names)
-        return pa.concat_tables([unchanged.cast(new.schema), new])
+        is_unchanged = np.asarray(in_files).copy()
+        is_unchanged[self._changed.to_numpy()] = False
+        new_rows = self.new_rows
+        unchanged = self._rows.filter(pa.array(is_unchanged)).select(new_rows.column_names)
+        return pa.concat_tables([unchanged.cast(new_rows.schema), new_rows])
 
     def masks(self, files: PlannedFiles) -> pa.Table:  # noqa: ARG002  they are the changed ones
         """Return the updated rows as masks of their files."""
         changed = self._rows.select([FILE, POSITION]).take(self._changed)
         return pa.Table.from_batches(position_masks(changed.to_batches()), MASK_SCHEMA)
 
-    # -- How rows match -----------------------------------------------------------------------------------------------
+    # -- Match rows by key --------------------------------------------------------------------------------------------
 
     @cached_property
     def _rows(self) -> pa.Table:
         """The rows of the table that may have the keys, with `lineage`, `FILE` and `POSITION`."""
-        keep = None if self.rewrites else self._with_given_values
+        keep = None if self.rewrites else self._with_source_keys
         return self.matching.every_row((*self.lineage, FILE, POSITION), keep)
 
-    def _with_given_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_source_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows whose key columns have values of the source: the other rows of a file take memory."""
-        for name, values in self._given_values.items():
+        for name, values in self._source_key_values.items():
             rows = rows.filter(pc.is_in(rows.column(name), values))
         return rows
 
     @cached_property
-    def _given_values(self) -> dict[str, pa.Array]:
+    def _source_key_values(self) -> dict[str, pa.Array]:
         """The values of key columns. Floats are left out, since -0.0 equals 0.0."""
         values = {name: whole(self.source.column(name)) for name in self.keys}
         return {name: array.unique() for name, array in values.items() if not pa.types.is_floating(array.type)}
 
     @cached_property
     def _codes(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Numbers of the keys of the source's rows and of the table's rows, equal for equal keys; -1 for nulls."""
+        """Codes of the keys of the source's rows and of the table's rows. Equal keys have equal codes; nulls are -1."""
         codes = np.zeros(len(self.source) + len(self._rows), np.int64)
         is_null = np.zeros(len(codes), bool)
         for name in self.keys:
@@ -179,41 +181,41 @@ class FewUpsert:
 
     @cached_property
     def _matches(self) -> np.ndarray[Any, Any]:
-        """For each row of the table, the source's row with its key; -1 if there is none."""
+        """The index of the source's row with the same key, for each row of the table; -1 if there is none."""
         source, rows = self._codes
-        place_of = np.full(max(source.max(initial=-1), rows.max(initial=-1)) + 2, -1)
-        place_of[source] = np.arange(len(source))
-        place_of[-1] = -1
-        matches: np.ndarray[Any, Any] = place_of[rows]
+        row_of = np.full(max(source.max(initial=-1), rows.max(initial=-1)) + 2, -1)
+        row_of[source] = np.arange(len(source))
+        row_of[-1] = -1
+        matches: np.ndarray[Any, Any] = row_of[rows]
         return matches
 
     @cached_property
     def _changed(self) -> pa.Array:
-        """The places of the table's rows that are updated: those with a value that differs from the source's."""
+        """The indices of the table's rows to update: rows with a value that differs from the source's."""
         matched = np.flatnonzero(self._matches >= 0) if self.updates else np.empty(0, np.int64)
-        places = pa.array(matched)
-        old, new = self._rows.take(places), self.source.take(pa.array(self._matches[matched]))
+        candidate_rows = pa.array(matched)
+        old_rows, new_rows = self._rows.take(candidate_rows), self.source.take(pa.array(self._matches[matched]))
         differs = np.zeros(len(matched), bool)
         kinds = {field.name: field.field_type for field in self.matching.state.metadata.schema().fields}
-        for name in self.others:
+        for name in self.value_columns:
             if has_map(kinds[name]):  # Spark can't compare these
                 differs[:] = True
             else:
-                pair = pa.table([old.column(name), new.column(name)], ["old", "new"])
-                same = evaluate.values(pair, sql.col("old").eqNullSafe(sql.col("new")))
-                differs |= ~np.asarray(same)
+                pair = pa.table([old_rows.column(name), new_rows.column(name)], ["old", "new"])
+                is_same = evaluate.values(pair, sql.col("old").eqNullSafe(sql.col("new")))
+                differs |= ~np.asarray(is_same)
         return pa.array(matched[differs])
 
     @cached_property
     def _inserted(self) -> pa.Array:
-        """The places of the source's rows that match no row of the table."""
+        """The indices of the source's rows that match no row of the table."""
         unmatched = np.ones(len(self.source), bool)
         unmatched[self._matches[self._matches >= 0]] = False
         return pa.array(np.flatnonzero(unmatched) if self.inserts else np.empty(0, np.int64))
 
 
 def _as_in_table(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
-    """Return rows with the table's columns, as a reader returns them: missing columns have their write default."""
+    """Return rows in the form in which a reader returns the table's rows. Missing columns have their write default."""
     columns = FileColumns(table, written_columns(schema), _FORMAT)
     kinds = file_schema(columns.columns, _FORMAT)
     (batch,) = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
@@ -223,5 +225,5 @@ def _as_in_table(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
     if written is None:
         return pa.table([pa.nulls(0, kind) for kind in arrow_types], names)
     sources = resolve(file_columns(kinds), map(projected_column, schema.fields), table)
-    arrays = [column_values(written, *each, {}) for each in zip(sources, arrow_types, strict=True)]
+    arrays = [column_values(written, source, kind, {}) for source, kind in zip(sources, arrow_types, strict=True)]
     return pa.table(arrays, names)

@@ -19,7 +19,7 @@ from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 
 UNWRITTEN: Final = "unknown"
-"""The type of columns that no file has."""
+"""The type of columns that are not written to files."""
 
 _DAY_MICROS: Final = 86_400_000_000
 _TEMPORAL: Final = {
@@ -37,7 +37,7 @@ _ORC_ATTRIBUTES: Final = {
 
 
 def written(columns: Sequence[IcebergColumn]) -> tuple[IcebergColumn, ...]:
-    """Return the columns that files have."""
+    """Return the columns that are written to files."""
     return tuple(column for column in columns if column.type != UNWRITTEN)
 
 
@@ -97,30 +97,30 @@ class FileColumns:
         """Convert rows to rows of a file.
 
         Args:
-            batch: the rows. Columns are matched by name; extra ones are ignored.
+            batch: the rows. Columns are matched by name; further columns are ignored.
             schema: the file's schema, from `file_schema`.
 
         Raises:
             ValidationError: a value does not fit its column, or a required column has a null.
         """
-        places = {name: place for place, name in enumerate(batch.schema.names)}
+        index_by_name = {name: index for index, name in enumerate(batch.schema.names)}
         arrays = []
         for column, field in zip(written(self.columns), schema, strict=True):
-            place = places.get(column.name)
-            array = None if place is None else batch.column(place)
+            index = index_by_name.get(column.name)
+            array = None if index is None else batch.column(index)
             values = self._values(array, column, field.type, len(batch), (column.name,))
             self._refuse_nulls(values, column, (column.name,))
             arrays.append(values)
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def _values(
-        self, array: pa.Array | None, column: IcebergColumn, kind: pa.DataType, rows: int, path: tuple[str, ...]
+        self, array: pa.Array | None, column: IcebergColumn, kind: pa.DataType, row_count: int, path: tuple[str, ...]
     ) -> pa.Array:
         if array is None:
             default = column.default
-            return pa.nulls(rows, kind) if default is None else pa.repeat(default_scalar(default, kind), rows)
+            return pa.nulls(row_count, kind) if default is None else pa.repeat(default_scalar(default, kind), row_count)
         if pa.types.is_null(array.type):
-            return pa.nulls(rows, kind)
+            return pa.nulls(row_count, kind)
         match column.type:
             case "struct":
                 return self._struct(array, column, kind, path)
@@ -180,28 +180,28 @@ class FileColumns:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Fill the nulls of a required field with arbitrary values. They are only where the enclosing struct is null."""
+    """Fill the nulls of a required field with arbitrary values. Such nulls occur only inside null structs."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _without_nulls(array.storage))
     if pa.types.is_struct(kind):
-        return pa.StructArray.from_arrays([array.field(place) for place in range(kind.num_fields)], fields=list(kind))
+        return pa.StructArray.from_arrays([array.field(index) for index in range(kind.num_fields)], fields=list(kind))
     if pa.types.is_nested(kind):
         is_map = pa.types.is_map(kind)
         entries = (kind.key_field, kind.item_field) if is_map else ()
         values = pa.StructArray.from_arrays([array.keys, array.items], fields=entries) if is_map else array.values
         buffers = [None, array.buffers()[1]]
         return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
-    _, *data = array.buffers()
-    return pa.Array.from_buffers(kind, len(array), [None, *data], offset=array.offset)
+    _, *data_buffers = array.buffers()
+    return pa.Array.from_buffers(kind, len(array), [None, *data_buffers], offset=array.offset)
 
 
 def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     if type_name == "uuid":
-        data = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
-        values = uuid_bytes(data) if pa.types.is_string(data.type) else _of_length(data, UUID_BYTES)
+        plain = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+        values = uuid_bytes(plain) if pa.types.is_string(plain.type) else _of_length(plain, UUID_BYTES)
         if isinstance(kind, pa.UuidType):
             return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(UUID_BYTES)))
         return values.cast(kind)
@@ -225,7 +225,7 @@ def _time(array: pa.Array) -> pa.Array:
 
 def _of_length(array: pa.Array, length: int) -> pa.Array:
     values = array.cast(pa.binary())
-    wrong = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
-    for value in values.filter(wrong).slice(0, 1).to_pylist():
+    has_wrong_length = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
+    for value in values.filter(has_wrong_length).slice(0, 1).to_pylist():
         raise ValueError(f"{shown(value)} has {len(value)} bytes, not {length}")
     return values

@@ -31,15 +31,15 @@ from sparkmeta.session import advised_shuffles, local_frame, map_arrow, material
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
-from sparkmeta.write.input import check_columns, field_value, place_names, written_columns
+from sparkmeta.write.input import check_columns, field_value, positional_names, written_columns
 from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.write.options import WriteOptions
 from sparkmeta.write.tasks import (
     PARTITION_COLUMN,
     PROBLEM,
     DataFileTasks,
+    LocationProvider,
     PartitionField,
-    Places,
     TaskValue,
     TaskValues,
     delete_written,
@@ -74,14 +74,14 @@ LINEAGE: Final = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How rows are distributed among tasks and sorted there, overriding the table's properties.
+    """The distribution of rows among tasks and their order there. It overrides the table's properties.
 
     Attributes:
         order: the order of rows within partitions.
         tasks: the number of tasks; None to let Spark's adaptive execution choose it.
         by_range: whether each task gets a range of partitions and the sort order, instead of whole partitions.
         curve: adds the column `CURVE_COLUMN` to batches of rows. Rows are then sorted by this column within partitions.
-            The curve finds the other columns by their place.
+            The curve finds the other columns by their position.
     """
 
     order: SortOrder
@@ -143,7 +143,7 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     modes = metrics_modes(metadata, schema)
     columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
-    places = Places.of(
+    location_provider = LocationProvider.of(
         metadata, [PartitionField(field.name, str(field.transform), kinds[field.field_id]) for field in spec.fields]
     )
     tuple_fields, ids = types.partition_type.fields, [field.field_id for field in spec.fields]
@@ -152,13 +152,13 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
         writer=executor_writer(state.files),
         columns=FileColumns(metadata.location, columns, options.file_format),
         options=options,
-        places=places,
+        location_provider=location_provider,
         name=str(uuid.uuid4()),
         leaves=metric_leaves(columns, modes),
         sized=sized_leaves(columns, modes),
         spec_id=spec.spec_id,
         partition=partition if tuple_fields else None,
-        tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
+        tuple_indices=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
         sort_order_id=metadata.default_sort_order_id,
         equality_ids=() if keys is None else leaf_ids(columns),
     )
@@ -182,7 +182,7 @@ class _Write:
     @cached_property
     def columns(self) -> list[str]:
         """The names of the rows' columns during the arrangement."""
-        return place_names(self.row_type.names)
+        return positional_names(self.row_type.names)
 
     @cached_property
     def fields(self) -> Sequence[SpecField]:
@@ -202,11 +202,11 @@ class _Write:
 
     def arranged(self) -> DataFrame:
         """Return the rows with their partition values, distributed among tasks, and sorted there where needed."""
-        partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
+        partitions = [PARTITION_COLUMN.format(index) for index in range(len(self.fields))]
         order = self.order.fields
         frame = self._with_values()
         keys = [F.col(name).asc_nulls_first() for name in partitions]
-        keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
+        keys += [_ordered(_SORT_COLUMN.format(index), field) for index, field in enumerate(order)]
         if self.arrangement is not None:
             return self._as_arranged(frame, partitions, keys, self.arrangement)
         distribution = WriteOptions.of(self.state.metadata).distribution
@@ -240,7 +240,7 @@ class _Write:
         return self._selected(frame, partitions)
 
     def _selected(self, frame: DataFrame, partitions: Sequence[str]) -> DataFrame:
-        """Return the columns that tasks take, with the rows' names.
+        """Return the columns that tasks expect, with the rows' names.
 
         If there are none, the result has a constant column, since batches without columns lose rows.
         """
@@ -251,10 +251,10 @@ class _Write:
     def _with_values(self) -> DataFrame:
         """Return the rows as `columns`, followed by the values of partition fields and sort fields."""
         values: list[tuple[str, SpecField | SortField]] = [
-            *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
-            *((_SORT_COLUMN.format(place), field) for place, field in enumerate(self.order.fields)),
+            *((PARTITION_COLUMN.format(index), field) for index, field in enumerate(self.fields)),
+            *((_SORT_COLUMN.format(index), field) for index, field in enumerate(self.order.fields)),
         ]
-        added: list[sql.Aliased] = []
+        expressions: list[sql.Aliased] = []
         by_tasks: list[TaskValue] = []
         for name, field in values:
             source = self._source(field)
@@ -262,11 +262,11 @@ class _Write:
             if value is None:
                 by_tasks.append(TaskValue(name, field.transform, source.type))
                 value = source.value
-            added.append(value.alias(name))
+            expressions.append(value.alias(name))
         frame = self.rows.toDF(*self.columns)
-        if not added:
+        if not expressions:
             return frame
-        frame = frame.select("*", *(value.column() for value in added))
+        frame = frame.select("*", *(value.column() for value in expressions))
         if by_tasks:
             frame = self._transformed(frame, values, by_tasks)
         fitting = {name: self._fitting(name, field).column() for name, field in values if self._may_not_fit(field)}
@@ -276,10 +276,10 @@ class _Write:
         self, frame: DataFrame, values: Sequence[tuple[str, SpecField | SortField]], by_tasks: Sequence[TaskValue]
     ) -> DataFrame:
         """Replace values with their transforms if Spark SQL has no exact form of the transforms."""
-        results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
+        results = {value.name: spark_type(value.transform.result_type(value.source)) for value in by_tasks}
         row_type = StructType()
-        for name, each in zip(self.columns, self.row_type.fields, strict=True):
-            row_type.add(name, each.dataType)
+        for name, column in zip(self.columns, self.row_type.fields, strict=True):
+            row_type.add(name, column.dataType)
         for name, field in values:
             source = self._source(field)
             row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
@@ -358,7 +358,7 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
             raise
         # py4j raises its own errors for JVM exceptions that PySpark does not know.
         raise translated or SparkmetaError(f"{location}: no data files are written: {first_line(error)}") from error
-    # One task fetches few rows, which further queries then need no task for.
+    # One task fetches few rows, so that further queries need no task.
     rows = written.coalesce(1).limit(_FEW_RESULTS + 1).toArrow()
     if len(rows) <= _FEW_RESULTS:
         written = local_frame(state.spark, rows)
@@ -372,8 +372,8 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
 def refuse_transforms(state: TableState, order: SortOrder) -> None:
     """Raise UnsupportedError for a transform of the partition spec or a sort order that can't be computed."""
     metadata = state.metadata
-    for what, fields in (("partition spec", metadata.spec().fields), ("sort order", order.fields)):
+    for owner, fields in (("partition spec", metadata.spec().fields), ("sort order", order.fields)):
         for field in fields:
             if isinstance(field.transform, UnknownTransform):
-                problem = f"no values of the transform {field.transform} of its {what} are written"
+                problem = f"no values of the transform {field.transform} of its {owner} are written"
                 raise UnsupportedError(f"{metadata.location}: {problem}")

@@ -99,8 +99,13 @@ def _value_type(column: IcebergColumn) -> Any:
             return _map(*column.children)
     if column.type.startswith("decimal"):
         precision, scale = map(int, column.type[len("decimal(") : -1].split(","))
-        known = {"logicalType": "decimal", "precision": precision, "scale": scale}
-        return {"type": "fixed", "name": f"decimal_{precision}_{scale}", "size": _decimal_bytes(precision), **known}
+        attributes = {"logicalType": "decimal", "precision": precision, "scale": scale}
+        return {
+            "type": "fixed",
+            "name": f"decimal_{precision}_{scale}",
+            "size": _decimal_bytes(precision),
+            **attributes,
+        }
     if column.type.startswith("fixed"):
         size = int(column.type[len("fixed[") : -1])
         return {"type": "fixed", "name": f"fixed_{size}", "size": size}
@@ -126,8 +131,8 @@ def _decimal_bytes(precision: int) -> int:
 # 999999, the stored seconds are rounded up. Arrow's writer rounds seconds towards zero, so it stores negative
 # nanoseconds for times before 1970 that have a fraction of a second. Arrow's reader understands them; Java reads most
 # of these times one second early.
-# Therefore, Arrow gets other times, whose seconds and negated nanoseconds are the correct ones to store. In the
-# finished file, the nanoseconds are then negated.
+# Therefore, other times are passed to Arrow, whose seconds and negated nanoseconds are the correct values to store. In
+# the finished file, the nanoseconds are then negated.
 
 
 _SECOND: Final = {"us": 10**6, "ns": 10**9}
@@ -140,7 +145,7 @@ _TIMESTAMP_STATISTICS: Final = 9
 
 def has_times(kind: pa.DataType) -> bool:
     """Return whether a type is a type of times, or contains one."""
-    return pa.types.is_timestamp(kind) or any(has_times(kind.field(place).type) for place in range(kind.num_fields))
+    return pa.types.is_timestamp(kind) or any(has_times(kind.field(index).type) for index in range(kind.num_fields))
 
 
 # -- Before writing ---------------------------------------------------------------------------------------------------
@@ -152,11 +157,11 @@ class TimesBefore1970:
 
     Attributes:
         table: the table, for errors.
-        seen: whether any time was changed. `copy_negated` must then copy the file.
+        has_changes: whether any time was changed. `copy_negated` must then copy the file.
     """
 
     table: str
-    seen: bool = field(default=False, init=False)
+    has_changes: bool = field(default=False, init=False)
 
     def replaced(self, table: pa.Table) -> pa.Table:
         """Return rows with replaced times.
@@ -164,10 +169,10 @@ class TimesBefore1970:
         Raises:
             ValidationError: ORC can't store a time.
         """
-        for place, column in enumerate(table.schema):
+        for index, column in enumerate(table.schema):
             if has_times(column.type):
-                chunks = [self._replaced(chunk, column.type, column.name) for chunk in table.column(place).chunks]
-                table = table.set_column(place, column, pa.chunked_array(chunks, column.type))
+                chunks = [self._replaced(chunk, column.type, column.name) for chunk in table.column(index).chunks]
+                table = table.set_column(index, column, pa.chunked_array(chunks, column.type))
         return table
 
     def _replaced(self, array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
@@ -193,21 +198,21 @@ class TimesBefore1970:
         values = np.asarray(pc.fill_null(array.view(pa.int64()), 0))
         second = _SECOND[array.type.unit]
         seconds, fractions = np.divmod(values, second)
-        places = np.flatnonzero((seconds < 0) & (fractions > 0))
-        if not len(places):
+        rows = np.flatnonzero((seconds < 0) & (fractions > 0))
+        if not len(rows):
             return array
-        self.seen = True
-        seconds, fractions = seconds[places], fractions[places]
+        self.has_changes = True
+        seconds, fractions = seconds[rows], fractions[rows]
         seconds += fractions * (10**9 // second) >= _LEAST_ROUNDED
         # Readers would take 0 seconds for a time after 1970.
-        unfit = places[(seconds == 0) | (values[places] < np.iinfo(np.int64).min + second)]
-        if len(unfit):
-            shown = array[unfit[0]].cast(pa.string())
+        unstorable = rows[(seconds == 0) | (values[rows] < np.iinfo(np.int64).min + second)]
+        if len(unstorable):
+            text = array[unstorable[0]].cast(pa.string())
             problem = "ORC readers would take it for another time; Parquet and Avro can store it (write.format.default)"
-            raise ValidationError(f"{self.table}: column {name} has the time {shown}: {problem}")
-        changed = values.copy()
-        changed[places] = seconds * second - fractions
-        return pa.array(changed, mask=np.asarray(array.is_null())).view(array.type)
+            raise ValidationError(f"{self.table}: column {name} has the time {text}: {problem}")
+        replaced = values.copy()
+        replaced[rows] = seconds * second - fractions
+        return pa.array(replaced, mask=np.asarray(array.is_null())).view(array.type)
 
 
 # -- After writing ----------------------------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def copy_negated(source: pa.NativeFile, sink: IO[bytes], table: str) -> None:
     """
     parts = OrcParts(source, table)
     kinds = [number_in(part.value, 1) for part in parts.footer if part.number == 4]
-    copy = _Copy(parts, sink, tuple(place for place, kind in enumerate(kinds) if kind in TIMESTAMPS))
+    copy = _Copy(parts, sink, tuple(index for index, kind in enumerate(kinds) if kind in TIMESTAMPS))
     copy.put(parts.read(0, 3))  # the magic bytes
     stripes = iter([copy.stripe(part.value) for part in parts.footer if part.number == 3])
     size, metadata_size = copy.size, next(part.value for part in parts.script if part.number == 5)
@@ -251,20 +256,20 @@ class _Copy:
 
     def stripe(self, described: bytes) -> bytes:
         """Copy a stripe. Return its description for the footer."""
-        start, index, data, size = (number_in(described, number) for number in (1, 2, 3, 4))
-        place, new_start, streams = start, self.size, []
-        footer = parsed(self.parts.plain(self.parts.read(start + index + data, size)))
+        start, index_length, data_length, footer_length = (number_in(described, number) for number in (1, 2, 3, 4))
+        position, new_start, streams = start, self.size, []
+        footer = parsed(self.parts.plain(self.parts.read(start + index_length + data_length, footer_length)))
         for part in footer:
             if part.number != 1:
                 continue
             kind, column, length = (number_in(part.value, number) for number in (1, 2, 3))
             if kind not in _INDEXES:
-                stream = self.parts.read(place, length)
+                stream = self.parts.read(position, length)
                 if kind == SECONDARY and column in self.times:
                     stream = self._negated(stream)
                 self.put(stream)
                 streams.append(part._replace(value=with_numbers(part.value, {3: len(stream)})))
-            place += length
+            position += length
         new_data = self.size - new_start
         new_footer = self.parts.stored(encoded([*streams, *(part for part in footer if part.number != 1)]))
         self.put(new_footer)
@@ -287,7 +292,9 @@ def _without_times(message: bytes, number: int) -> bytes:
 
 def _plain_statistics(part: Field) -> Field:
     assert part.wire_type == BYTES
-    return part._replace(value=encoded(each for each in parsed(part.value) if each.number != _TIMESTAMP_STATISTICS))
+    return part._replace(
+        value=encoded(statistic for statistic in parsed(part.value) if statistic.number != _TIMESTAMP_STATISTICS)
+    )
 
 
 # -- Write Parquet files with Arrow -----------------------------------------------------------------------------------
@@ -298,8 +305,8 @@ class Written:
     """Facts of a closed file.
 
     Attributes:
-        size: its size in bytes.
-        split_offsets: the offsets at which it can be split.
+        size: the size in bytes.
+        split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
     """
 
@@ -348,8 +355,8 @@ class ParquetOutput:
                 compression_level=options.level if options.codec != "none" else None,
                 data_page_size=options.page_bytes,
                 max_rows_per_page=options.page_rows,
-                use_dictionary=_others(columns, options.plain),
-                write_statistics=_others(columns, options.unmeasured),
+                use_dictionary=_columns_without(columns, options.plain),
+                write_statistics=_columns_without(columns, options.unmeasured),
                 dictionary_pagesize_limit=options.dictionary_bytes,
                 store_schema=False,
                 store_decimal_as_integer=True,
@@ -372,9 +379,9 @@ class ParquetOutput:
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
             offsets.append(row_group_start(group))
-            for place, column in enumerate(self._sized):
+            for index, column in enumerate(self._sized):
                 if column is not None:
-                    sizes[column] = sizes.get(column, 0) + group.column(place).total_compressed_size
+                    sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
         return Written(size, offsets, sizes)
 
     def abort(self) -> None:
@@ -405,8 +412,8 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:
         yield from leaves(column, column.name)
 
 
-def _others(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
-    """Return the paths of all columns except some; True for all columns."""
+def _columns_without(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
+    """Return the paths of all columns except the given ones; True for all columns."""
     return [path for column, path in columns.items() if column not in without] if without else True
 
 
@@ -415,14 +422,14 @@ def _bloom_filters(
 ) -> dict[str, dict[str, int | float]]:
     """Return the options of Bloom filters by path. A filter takes at most `bloom_bytes`, a power of 2."""
     filters = {}
-    for column, wanted in options.bloom_filters.items():
+    for column, bloom_filter in options.bloom_filters.items():
         if column in columns:
             bits = 8 << (options.bloom_bytes.bit_length() - 1)
             # The number of values that have this share of false positives in this many bits (Parquet format, Bloom
             # filter).
-            most = int(-bits / 8 * math.log(1 - wanted.false_positives ** (1 / 8)))
-            values = max(1, min(wanted.values or rows, most))
-            filters[columns[column]] = {"ndv": values, "fpp": wanted.false_positives}
+            maximum = int(-bits / 8 * math.log(1 - bloom_filter.false_positives ** (1 / 8)))
+            values = max(1, min(bloom_filter.values or rows, maximum))
+            filters[columns[column]] = {"ndv": values, "fpp": bloom_filter.false_positives}
     return filters
 
 
@@ -434,7 +441,7 @@ _ROWS: Final = 20_000
 
 
 class AvroOutput:
-    """An Avro file being written. It reports no column sizes, and no split offsets since readers find its blocks."""
+    """An Avro file being written. It reports neither column sizes nor split offsets, since readers find its blocks."""
 
     def __init__(
         self, sink: Any, columns: Sequence[IcebergColumn], options: WriteOptions, notes: Mapping[str, str]
@@ -502,8 +509,8 @@ class OrcOutput:
         """
         self._sink, self._table = sink, table
         self._times = TimesBefore1970(table)
-        has_any = any(has_times(column.type) for column in schema)
-        self._spool = tempfile.TemporaryFile() if has_any else None  # noqa: SIM115
+        needs_spool = any(has_times(column.type) for column in schema)
+        self._spool = tempfile.TemporaryFile() if needs_spool else None  # noqa: SIM115
         self._writer = orc.ORCWriter(
             self._file,
             compression=options.codec,
@@ -513,7 +520,7 @@ class OrcOutput:
 
     @property
     def _file(self) -> Any:
-        """What Arrow writes to."""
+        """The file that Arrow writes."""
         return self._sink if self._spool is None else self._spool
 
     @property
@@ -536,7 +543,7 @@ class OrcOutput:
         self._writer.close()
         if self._spool is not None:
             self._spool.seek(0)
-            if self._times.seen:
+            if self._times.has_changes:
                 copy_negated(pa.PythonFile(self._spool, mode="r"), self._sink, self._table)
             else:
                 shutil.copyfileobj(self._spool, self._sink, _COPIED_BYTES)
@@ -577,7 +584,7 @@ def refuse(location: str, file_format: str, column: str, kind: str, type_name: s
 
 
 def conversion(location: str, file_format: str) -> str:
-    """Return how to convert a file whose types do not fit."""
+    """Return advice on how to convert a file whose types do not fit."""
     rows = _SPARK_READS[file_format].format(location)
     return f"convert the file with Spark, by table.append({rows}), with casts where the types are still others"
 

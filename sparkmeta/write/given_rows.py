@@ -42,10 +42,10 @@ _PLAIN: Final = {
 
 
 def given_rows(rows: Any, state: TableState) -> Relation:
-    """Return rows to write: few that are in memory as a table, whose columns have the types that Spark would pass.
+    """Return rows to write: few rows in memory as a table, all others as a DataFrame.
 
-    Rows in memory are few if they are not more than a task would take. They are written on the driver, unless Spark's
-    sources or tasks have to open the table's files.
+    Rows in memory are few if their bytes do not exceed the share of one task. The table's columns have the types that
+    Spark would pass to tasks. The driver writes the table, unless only Spark's sources or tasks can open the files.
 
     Args:
         rows: a Spark DataFrame, a DataFrame of pandas or polars, or any object with the Arrow stream interface.
@@ -82,11 +82,11 @@ def in_memory(rows: Any, state: TableState) -> pa.Table | None:
 
 
 def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
-    """Return rows with the types that Spark would pass to tasks; see `check_schema` for the others."""
+    """Return rows with the types that Spark would pass to tasks. See `check_schema` for the types that it accepts."""
     kinds = {field.name: field.field_type for field in schema.fields}
     columns = []
-    for name, given in zip(rows.column_names, rows.columns, strict=True):
-        column = given
+    for name, original in zip(rows.column_names, rows.columns, strict=True):
+        column = original
         try:
             if pa.types.is_dictionary(column.type):
                 column = _decoded(column)
@@ -95,13 +95,13 @@ def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
             columns.append(column)
         except (pa.ArrowException, ValueError) as error:
             problem = " ".join(str(error).split())
-            raise ValidationError(f"{table}: column {name} of the rows is {given.type}: {problem}") from error
+            raise ValidationError(f"{table}: column {name} of the rows is {original.type}: {problem}") from error
         _refuse_unknown(column.type, name, kinds.get(name), table)
     return pa.Table.from_arrays(columns, names=rows.column_names)
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values of dictionaries. Arrow takes no values of views, which dictionaries of polars have."""
+    """Return the values of dictionaries. Polars stores them as views, which are converted since `take` refuses them."""
     plain = _PLAIN.get(column.type.value_type, column.type.value_type)
     return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks], plain)
 
@@ -110,8 +110,8 @@ def _refuse_unknown(kind: pa.DataType, name: str, wanted: IcebergType | None, ta
     try:
         spark_type_of(kind)
     except TypeError as error:
-        taken = "" if wanted is None else f", which is no value of the table's type {type_name(wanted)}"
-        raise ValidationError(f"{table}: column {name} of the rows is {kind}{taken}") from error
+        mismatch = "" if wanted is None else f", which is no value of the table's type {type_name(wanted)}"
+        raise ValidationError(f"{table}: column {name} of the rows is {kind}{mismatch}") from error
 
 
 def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> pa.DataType:
@@ -119,7 +119,7 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
 
     Args:
         kind: the type.
-        wanted: the type of the table's column; None if it has none.
+        wanted: the type of the table's column; None if the table lacks the column.
         as_numbers: whether times become microseconds since midnight, and timestamps of a column of nanoseconds become
             nanoseconds since 1970, since Spark lacks these types. A cast to integers keeps the unit, so
             values of other units are converted to the right unit before.

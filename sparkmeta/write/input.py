@@ -72,7 +72,7 @@ def _written_column(field: NestedField) -> IcebergColumn:
 
 
 def require_frame(rows: object, table: str) -> None:
-    """Raise ValidationError for rows that are a stream, or no Spark DataFrame (but one of pandas, for example)."""
+    """Raise ValidationError for rows that are a stream, or not a Spark DataFrame (but one of pandas, for example)."""
     if not isinstance(rows, DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
         problem = "expected a DataFrame of Spark, pandas or polars, or an Arrow table"
@@ -144,10 +144,10 @@ def refuse_types(schema: Schema, table: str) -> None:
 
 def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, ...], table: str) -> None:
     names = [field.name for field in rows.fields]
-    known = {field.name: field for field in struct.fields}
-    _refuse_names(names, known, path, table)
+    table_fields = {field.name: field for field in struct.fields}
+    _refuse_names(names, table_fields, path, table)
     types = {field.name: field.dataType for field in rows.fields}
-    for name, field in known.items():
+    for name, field in table_fields.items():
         if name in types:
             check_type(types[name], field.field_type, (*path, name), table)
         elif field.required and field.write_default is None:
@@ -172,8 +172,8 @@ def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int],
     Raises:
         ValidationError: a column is unknown, ambiguous or of a different type.
     """
-    known = {field.name: field for field in schema.fields}
-    _refuse_names(rows.names, known, (), table)
+    table_fields = {field.name: field for field in schema.fields}
+    _refuse_names(rows.names, table_fields, (), table)
     return frozenset(field_id for field_id in field_ids if _has(rows, way_to(schema, field_id), table))
 
 
@@ -187,10 +187,12 @@ def _has(rows: spark.StructType, way: Sequence[NestedField], table: str) -> bool
     return True
 
 
-def _refuse_names(names: Sequence[str], known: Mapping[str, NestedField], path: tuple[str, ...], table: str) -> None:
+def _refuse_names(
+    names: Sequence[str], table_fields: Mapping[str, NestedField], path: tuple[str, ...], table: str
+) -> None:
     for name in names:
-        if name not in known:
-            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, known)}")
+        if name not in table_fields:
+            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, table_fields)}")
         if names.count(name) > 1:
             raise ValidationError(f"{table}: the rows have column {_path(path, name)} twice")
 
@@ -199,12 +201,14 @@ def _path(path: tuple[str, ...], name: str) -> str:
     return ".".join((*path, name))
 
 
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
-    if near:
-        return f": did you mean {' or '.join(map(shown, near))}?"
-    more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
-    return f", which has {', '.join(map(shown, list(known)[:_NAMED]))}{more}"
+def _hint(name: str, table_fields: Mapping[str, Any]) -> str:
+    similar = [candidate for candidate in table_fields if candidate.lower() == name.lower()] or get_close_matches(
+        name, table_fields
+    )
+    if similar:
+        return f": did you mean {' or '.join(map(shown, similar))}?"
+    more = f" and {len(table_fields) - _NAMED:,} more" if len(table_fields) > _NAMED else ""
+    return f", which has {', '.join(map(shown, list(table_fields)[:_NAMED]))}{more}"
 
 
 def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
@@ -307,8 +311,8 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
     return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
 
 
-def place_names(columns: Sequence[object]) -> list[str]:
-    """Return names of columns by their place. A table's names may differ only in case, which Spark ignores."""
+def positional_names(columns: Sequence[object]) -> list[str]:
+    """Return unique names of columns by position. A table's names may differ only in case, which Spark ignores."""
     return [f"_column_{place}" for place in range(len(columns))]
 
 
@@ -405,7 +409,7 @@ def assigned_values(
 
 
 def _way(name: str, schema: Schema, table: str, *, by_path: bool) -> tuple[NestedField, ...]:
-    """Return the fields from the top of the schema to an assigned one."""
+    """Return the fields from the top of the schema to an assigned field."""
     top = next((field for field in schema.fields if field.name == name), None)
     if top is not None:
         return (top,)
@@ -433,8 +437,8 @@ def _refuse_overlaps(ways: Mapping[str, tuple[NestedField, ...]], table: str) ->
 def _assigned(frame: DataFrame, value: Column | Any, way: Sequence[NestedField], table: str) -> Column:
     """Return an assigned value, converted to the type of its field."""
     path, wanted = tuple(field.name for field in way), way[-1].field_type
-    what = f"{table}: {'.'.join(path)}"
-    column, kind = _evaluated(frame, value, what)
+    subject = f"{table}: {'.'.join(path)}"
+    column, kind = _evaluated(frame, value, subject)
     if not isinstance(wanted, PrimitiveType):
         check_type(kind, wanted, path, table)
         return nested_value(column, kind, wanted)
@@ -442,8 +446,8 @@ def _assigned(frame: DataFrame, value: Column | Any, way: Sequence[NestedField],
     is_constant = value is not None and not isinstance(value, Column)
     if is_constant and kind != written and not _holds(frame.sparkSession, value, written):
         problem = f"{shown(value)} does not fit {wanted}; an expression is a Column, such as F.expr('n + 1')"
-        raise ValidationError(f"{what}: {problem}")
-    return column if kind == written else _converted(frame, column, written, what)
+        raise ValidationError(f"{subject}: {problem}")
+    return column if kind == written else _converted(frame, column, written, subject)
 
 
 def _with_fields(value: Column, kind: IcebergType, assigned: Mapping[tuple[str, ...], Column]) -> Column:
@@ -452,20 +456,20 @@ def _with_fields(value: Column, kind: IcebergType, assigned: Mapping[tuple[str, 
     fields = []
     for field in kind.fields:
         inside = {path[1:]: column for path, column in assigned.items() if path[0] == field.name}
-        new = inside.get((), value.getField(field.name))
+        new_value = inside.get((), value.getField(field.name))
         if inside and () not in inside:
-            new = _with_fields(new, field.field_type, inside)
-        fields.append(new.alias(field.name))
+            new_value = _with_fields(new_value, field.field_type, inside)
+        fields.append(new_value.alias(field.name))
     return F.struct(*fields)
 
 
-def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataType:
+def evaluated_type(frame: DataFrame, column: Column | str, subject: str) -> DataType:
     """Return the type of a Column or SQL expression over a DataFrame.
 
     Args:
         frame: the rows.
         column: the Column or expression.
-        what: the table and the value, for errors.
+        subject: the table and the value, for errors.
 
     Raises:
         ValidationError: it can't be evaluated for each row. For example, it is an aggregate or a window function.
@@ -476,28 +480,28 @@ def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataTyp
         _ = frame.where(of_row.isNotNull()).schema  # a WHERE takes no window functions
     except (AnalysisException, SparkRuntimeException) as error:
         problem = next(iter(str(error).strip().splitlines()), "")
-        raise ValidationError(f"{what}: {problem}") from error
+        raise ValidationError(f"{subject}: {problem}") from error
     return kind
 
 
-def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column, DataType]:
+def _evaluated(frame: DataFrame, value: Column | Any, subject: str) -> tuple[Column, DataType]:
     try:
         column = value if isinstance(value, Column) else F.lit(value)
     except (AttributeError, PySparkTypeError, PySparkValueError) as error:
         problem = f"{shown(value)} is of type {type(value).__name__}, which Spark has no literal of: pass a Column"
-        raise ValidationError(f"{what}: {problem}") from error
-    return column, evaluated_type(frame, column, what)
+        raise ValidationError(f"{subject}: {problem}") from error
+    return column, evaluated_type(frame, column, subject)
 
 
-def _converted(frame: DataFrame, column: Column, kind: DataType, what: str) -> Column:
+def _converted(frame: DataFrame, column: Column, kind: DataType, subject: str) -> Column:
     """Return a column cast to a type. The query fails for a value that does not fit.
 
     Raises:
         ValidationError: no value of the column's type can be cast.
     """
     cast = column.try_cast(kind)
-    evaluated_type(frame, cast, what)
-    problem = F.concat(F.lit(f"{what}: "), column.cast("string"), F.lit(f" does not fit {kind.simpleString()}"))
+    evaluated_type(frame, cast, subject)
+    problem = F.concat(F.lit(f"{subject}: "), column.cast("string"), F.lit(f" does not fit {kind.simpleString()}"))
     return F.when(column.isNull() | cast.isNotNull(), cast).otherwise(F.raise_error(problem).cast(kind))
 
 
@@ -515,23 +519,23 @@ def with_values(
         rows: the rows, with the columns of `lineage`.
         values: the result of `assigned_values`.
         lineage: the metadata columns that rows keep.
-        where: a condition for the rows that change, over columns named by `place_names`; None for all rows.
+        where: a condition for the rows that change, over columns named by `positional_names`; None for all rows.
     """
     values = dict(values)
     if lineage:
         values[lineage[1]] = F.lit(None).cast("bigint")
-    names, places = rows.columns, place_names(rows.columns)
+    names, positions = rows.columns, positional_names(rows.columns)
     # No column has this name.
     changes = max(names, key=len) + "_"
     flag = F.lit(True) if where is None else where.column()
     # The values refer to columns by name, the other expressions by place.
-    flagged = rows.toDF(*places).select("*", flag).toDF(*names, changes)
+    flagged = rows.toDF(*positions).select("*", flag).toDF(*names, changes)
     assigned = [F.when(F.col(sql.quoted(changes)), value) for value in values.values()]
-    computed = flagged.select("*", *assigned).toDF(*place_names([*names, changes, *values]))
-    changed, *news = place_names(computed.columns)[len(names) :]
-    by_name = dict(zip(values, news, strict=True))
+    computed = flagged.select("*", *assigned).toDF(*positional_names([*names, changes, *values]))
+    changed, *new_names = positional_names(computed.columns)[len(names) :]
+    by_name = dict(zip(values, new_names, strict=True))
     columns = [
-        F.when(F.col(changed), F.col(by_name[name])).otherwise(F.col(place)) if name in by_name else F.col(place)
-        for name, place in zip(names, places, strict=True)
+        F.when(F.col(changed), F.col(by_name[name])).otherwise(F.col(position)) if name in by_name else F.col(position)
+        for name, position in zip(names, positions, strict=True)
     ]
     return computed.select(*columns).toDF(*names)

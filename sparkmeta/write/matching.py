@@ -33,7 +33,7 @@ from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_masks
-from sparkmeta.write.input import field_value, place_names
+from sparkmeta.write.input import field_value, positional_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def _computed(masks: DataFrame, files: PlannedFiles, state: TableState) -> Masks
 
 @dataclass(frozen=True)
 class Matching:
-    """The files and rows of a snapshot that a filter matches.
+    """Finds the files and rows of a snapshot that match a filter.
 
     Attributes:
         state: the table at the snapshot.
@@ -99,7 +99,7 @@ class Matching:
         return ScanFilter.of(self.state, self.row_filter)
 
     @cached_property
-    def _judged(self) -> Relation:
+    def _candidates(self) -> Relation:
         """The data files that may match: `file_path`, search hints, and whether all of their rows match.
 
         If there are few, they are a table on the driver; for others, runs jobs.
@@ -117,7 +117,7 @@ class Matching:
         return few_or_many(select(data, [value.alias(name) for name, value in columns.items()]), state)
 
     def _files(self, *, all_match: bool) -> Relation:
-        judged = where(self._judged, sql.col(_ALL_MATCH) == sql.lit(all_match))
+        judged = where(self._candidates, sql.col(_ALL_MATCH) == sql.lit(all_match))
         return some_columns(judged, [name for name in names(judged) if name != _ALL_MATCH])
 
     def _has(self, *, all_match: bool) -> bool:
@@ -162,12 +162,12 @@ class Matching:
         return isinstance(rows, pa.Table) and driver_reads(self.state, rows)
 
     def _read(self, files: PlannedFiles, scan: RowScan, *, matches: bool = True, keep: Keep | None = None) -> pa.Table:
-        """Read rows of files on the driver, those that match the filter of a scan or those that don't."""
+        """Read the rows of files that match the filter of a scan, or the rows that don't, on the driver."""
         planned = self.partial_plan.rows
         assert isinstance(planned, pa.Table)
-        chosen = matching(planned, files.table, _SAME_PATH)
+        rows_of_files = matching(planned, files.table, _SAME_PATH)
         columns = scan.projection, scan.metadata_columns
-        return read_on_driver(scan.filter, chosen, *columns, matches=matches, keep=keep)
+        return read_on_driver(scan.filter, rows_of_files, *columns, matches=matches, keep=keep)
 
     @property
     def positions(self) -> DataFrame:
@@ -219,7 +219,7 @@ class Matching:
         return matching(self._partial, pa.table({"file_path": paths}), _SAME_PATH)
 
     def rows(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool) -> Relation:
-        """Return what `frame` does, as a table if the driver reads the files."""
+        """Return the rows of `frame`, as a table if the driver reads the files."""
         if not self.reads_on_driver:
             return self.frame(files, lineage, matches=matches)
         return self._read(files, RowScan(self.scan, self.scan.schema, lineage), matches=matches)
@@ -231,8 +231,8 @@ class Matching:
             metadata: the metadata columns.
             keep: returns the rows of a batch to return; None for all.
         """
-        everything = ScanFilter.of(self.state, AlwaysTrue())
-        return self._read(self.partial_files, RowScan(everything, self.scan.schema, metadata), keep=keep)
+        all_rows = ScanFilter.of(self.state, AlwaysTrue())
+        return self._read(self.partial_files, RowScan(all_rows, self.scan.schema, metadata), keep=keep)
 
     def frame(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool | None = None) -> DataFrame:
         """Return live rows of some of the partly matching files.
@@ -242,20 +242,20 @@ class Matching:
             lineage: metadata columns to read.
             matches: whether to return only rows that match, or only rows that don't; None for both.
         """
-        everything = ScanFilter.of(self.state, AlwaysTrue())
-        rows = rows_of(RowScan(everything, self.scan.schema, lineage), files)
+        all_rows = ScanFilter.of(self.state, AlwaysTrue())
+        rows = rows_of(RowScan(all_rows, self.scan.schema, lineage), files)
         if matches is None:
             return rows
-        wanted = self.is_matching_row if matches else ~self.is_matching_row
-        return rows.toDF(*place_names(rows.columns)).where(wanted.text).toDF(*rows.columns)
+        condition = self.is_matching_row if matches else ~self.is_matching_row
+        return rows.toDF(*positional_names(rows.columns)).where(condition.text).toDF(*rows.columns)
 
     @property
     def is_matching_row(self) -> Sql:
-        """Whether a row of `frame`, with columns named by `place_names`, matches; never null."""
+        """Whether a row of `frame`, with columns named by `positional_names`, matches; never null."""
         return row_predicate(self.scan.row_filter, self._bound_value)
 
     def _bound_value(self, field_id: int) -> Sql:
-        value = field_value(self.row_type, self.scan.schema, field_id, place_names(self.row_type.names))
+        value = field_value(self.row_type, self.scan.schema, field_id, positional_names(self.row_type.names))
         is_uuid = isinstance(self.scan.schema.find_type(field_id), UUIDType)
         return sql.call("unhex", sql.call("replace", value, "-", "")) if is_uuid else value
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from sparkmeta.write.matching import Masks
 
 
-# -- A filter that every row with one of some keys satisfies ----------------------------------------------------------
-# It prunes files and limits conflicts.
+# -- The filter of keys -----------------------------------------------------------------------------------------------
+# Every row with one of the keys satisfies the filter. It prunes files and limits conflicts.
 
 
 # Key types whose minimum and maximum prune files.
@@ -52,7 +52,7 @@ _RANGED: Final = (IntegerType, LongType, StringType, DateType)
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The lowest and the highest value of a key column, days since 1970 for dates, and whether it has nulls."""
+    """The range of a key column, in days since 1970 for dates, and whether the column has nulls."""
 
     least: Any
     most: Any
@@ -73,8 +73,8 @@ def key_filter(ranges: Mapping[str, KeyRange], schema: Schema, *, null_is_a_key:
         null_is_a_key: whether a null in a key equals null.
     """
     row_filter: BooleanExpression = AlwaysTrue()
-    for name, each in ranges.items():
-        least, most = each.least, each.most
+    for name, key_range in ranges.items():
+        least, most = key_range.least, key_range.most
         is_null = IsNull(name)  # type: ignore[arg-type, call-arg]
         if least is None:
             if null_is_a_key:
@@ -85,7 +85,7 @@ def key_filter(ranges: Mapping[str, KeyRange], schema: Schema, *, null_is_a_key:
         at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
         at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
         in_range: BooleanExpression = And(at_least, at_most)
-        if null_is_a_key and each.has_nulls:
+        if null_is_a_key and key_range.has_nulls:
             in_range = Or(in_range, is_null)
         row_filter = And(row_filter, in_range)
     return row_filter
@@ -104,14 +104,14 @@ def count_and_range(
     """
     ranged = ranged_keys(keys, schema)
     ends = [
-        end(_comparable(quoted(name), schema.find_field(name).field_type)).alias(f"{end.__name__}{place}")
-        for place, name in enumerate(ranged)
+        end(_comparable(quoted(name), schema.find_field(name).field_type)).alias(f"{end.__name__}{index}")
+        for index, name in enumerate(ranged)
         for end in (F.min, F.max, F.count)
     ]
     values = rows.agg(F.count("*").alias("count"), *ends).toArrow().to_pylist()[0]
     ranges = {
-        name: KeyRange(values[f"min{place}"], values[f"max{place}"], values[f"count{place}"] < values["count"])
-        for place, name in enumerate(ranged)
+        name: KeyRange(values[f"min{index}"], values[f"max{index}"], values[f"count{index}"] < values["count"])
+        for index, name in enumerate(ranged)
     }
     return values["count"], key_filter(ranges, schema, null_is_a_key=null_is_a_key)
 
@@ -164,7 +164,7 @@ class Clause:
     """A clause of a merge.
 
     Attributes:
-        when: the rows that it applies to.
+        when: the rows that the clause applies to.
         condition: restricts these rows; None for all.
         action: the action on the rows.
         values: the values of columns; None for the source's values.
@@ -177,7 +177,7 @@ class Clause:
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes its values from the source's columns."""
+        """Whether the clause assigns the values of all the source's columns."""
         return self.action != Action.DELETE and self.values is None
 
 
@@ -229,7 +229,7 @@ class Merge(Generic[ResultT]):
 
 
 @dataclass(frozen=True)
-class _OfTarget(Generic[ResultT]):
+class _TargetClause(Generic[ResultT]):
     """A clause for rows of the table."""
 
     _merge: Merge[ResultT]
@@ -249,7 +249,7 @@ class _OfTarget(Generic[ResultT]):
 
 
 @dataclass(frozen=True)
-class WhenMatched(_OfTarget[ResultT]):
+class WhenMatched(_TargetClause[ResultT]):
     """A clause for rows of the table that match a row of the source."""
 
     def update_all(self) -> Merge[ResultT]:
@@ -258,7 +258,7 @@ class WhenMatched(_OfTarget[ResultT]):
 
 
 @dataclass(frozen=True)
-class WhenNotMatchedBySource(_OfTarget[ResultT]):
+class WhenNotMatchedBySource(_TargetClause[ResultT]):
     """A clause for rows of the table that match no row of the source."""
 
 
@@ -279,7 +279,7 @@ class WhenNotMatched(Generic[ResultT]):
 
 
 # -- The source of a merge --------------------------------------------------------------------------------------------
-# It is checked and computed once. A filter is derived that every row matched by key satisfies.
+# The source is checked and computed once. Its keys determine a filter that every matched row of the table satisfies.
 
 
 SOURCE_ROW: Final = "_merge_source_row"
@@ -297,7 +297,7 @@ class MergeSource:
         keys: the key columns; None if rows match by a condition.
         count: the number of rows.
         range: a filter that every matching row of the table satisfies.
-        duplicate: a key that several rows have; None if keys are unique or there are none.
+        duplicate: a key that occurs in several rows; None if keys are unique or there are none.
     """
 
     rows: DataFrame
@@ -343,8 +343,10 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
     if keys is not None:
         columns = [F.col(quoted(name)) for name in keys]
         counts = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).agg(F.count("*").alias(_ROWS))
-        several = counts.where(F.col(_ROWS) > 1).limit(1)
-        duplicate = next(iter(several.select(*map(_shown, several.drop(_ROWS).dtypes)).toArrow().to_pylist()), None)
+        duplicates = counts.where(F.col(_ROWS) > 1).limit(1)
+        duplicate = next(
+            iter(duplicates.select(*map(_shown, duplicates.drop(_ROWS).dtypes)).toArrow().to_pylist()), None
+        )
     return MergeSource(rows, keys, count, row_filter, duplicate)
 
 
@@ -497,36 +499,36 @@ class MergedRows:
     def rewritten(self, files: PlannedFiles) -> DataFrame:
         """Return the unchanged rows of files, and the new rows."""
         rows = self.matching.frame(files, (*self.lineage, FILE, POSITION))
-        stay = rows.join(self.positions, [FILE, POSITION], "left_anti")
-        return stay.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
+        unchanged = rows.join(self.positions, [FILE, POSITION], "left_anti")
+        return unchanged.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
 
     # -- Checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Evaluate all conditions and values on no rows. Raises ValidationError for the first that fails."""
         self._check_condition(When.MATCHED, "the merge's `on` condition", self._on)
-        for place, clause in enumerate(self.merge.clauses):
-            what = f"clause {place + 1} ({clause.when})"
+        for index, clause in enumerate(self.merge.clauses):
+            clause_text = f"clause {index + 1} ({clause.when})"
             if clause.condition is not None:
-                self._check_condition(clause.when, what, clause.condition)
+                self._check_condition(clause.when, clause_text, clause.condition)
             if clause.action == Action.INSERT and clause.values is not None:
-                self._check_required(clause, what)
+                self._check_required(clause, clause_text)
         _ = self._values
 
-    def _check_condition(self, when: When, what: str, condition: Column | str) -> None:
-        kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {what}")
+    def _check_condition(self, when: When, clause_text: str, condition: Column | str) -> None:
+        kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {clause_text}")
         if when == When.NOT_MATCHED_BY_SOURCE:
             # Evaluated on joined rows: a name that both sides have needs a qualifier.
-            evaluated_type(self._without_rows[When.MATCHED], condition, f"{self._table}: {what}")
+            evaluated_type(self._without_rows[When.MATCHED], condition, f"{self._table}: {clause_text}")
         if not isinstance(kind, BooleanType):
-            raise ValidationError(f"{self._table}: {what}: the condition is {kind.simpleString()}, not boolean")
+            raise ValidationError(f"{self._table}: {clause_text}: the condition is {kind.simpleString()}, not boolean")
 
-    def _check_required(self, clause: Clause, what: str) -> None:
+    def _check_required(self, clause: Clause, clause_text: str) -> None:
         assert clause.values is not None
         for field in self.matching.state.metadata.schema().fields:
             if field.required and field.write_default is None and field.name not in clause.values:
                 problem = f"column {field.name} is required and has no write default, and gets no value"
-                raise ValidationError(f"{self._table}: {what}: {problem}")
+                raise ValidationError(f"{self._table}: {clause_text}: {problem}")
 
     @cached_property
     def _without_rows(self) -> dict[When, DataFrame]:
@@ -539,16 +541,16 @@ class MergedRows:
     @cached_property
     def _values(self) -> list[dict[str, Column]]:
         """The values that each clause assigns."""
-        return [self._values_of(place, clause) for place, clause in enumerate(self.merge.clauses)]
+        return [self._values_of(index, clause) for index, clause in enumerate(self.merge.clauses)]
 
-    def _values_of(self, place: int, clause: Clause) -> dict[str, Column]:
+    def _values_of(self, index: int, clause: Clause) -> dict[str, Column]:
         if clause.values is not None:
-            what = f"{self._table}: clause {place + 1} ({clause.when})"
+            subject = f"{self._table}: clause {index + 1} ({clause.when})"
             schema = self.matching.state.metadata.schema()
             before = None if clause.action == Action.INSERT else f"{_TARGET}."
-            values = assigned_values(clause.values, self._without_rows[clause.when], schema, what, before)
+            values = assigned_values(clause.values, self._without_rows[clause.when], schema, subject, before)
             if clause.when == When.NOT_MATCHED_BY_SOURCE:
-                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what, before)
+                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, subject, before)
             return values
         columns = set(self.source.rows.columns)
         return {name: _of(_SOURCE, name) for name in self._names if name in columns}
@@ -581,7 +583,7 @@ class MergedRows:
 
     @property
     def _is_update(self) -> Column:
-        return F.col(_CLAUSE).isin([place for place, clause in self._target_clauses if clause.action == Action.UPDATE])
+        return F.col(_CLAUSE).isin([index for index, clause in self._target_clauses if clause.action == Action.UPDATE])
 
     @property
     def _source_rows(self) -> DataFrame:
@@ -610,16 +612,21 @@ class MergedRows:
             rows = rows.coalesce(1) if matching.reads_on_driver else rows
         joined = rows.alias(_TARGET).join(self._source_rows, self._on, "left" if by_source else "inner")
         is_matched = _of(_SOURCE, SOURCE_ROW).isNotNull()
-        tests = [(place, is_matched & _condition(clause)) for place, clause in matched]
-        tests += [(place, ~is_matched & _condition(clause)) for place, clause in by_source]
+        tests = [(index, is_matched & _condition(clause)) for index, clause in matched]
+        tests += [(index, ~is_matched & _condition(clause)) for index, clause in by_source]
         applied = joined.withColumn(_CLAUSE, _first(tests))
-        only = len(matched) == 1 and matched[0][1].action == Action.DELETE and matched[0][1].condition is None
-        must_be_unique = bool(matched) and not only and not self.source.is_unique
+        only_deletes = len(matched) == 1 and matched[0][1].action == Action.DELETE and matched[0][1].condition is None
+        must_be_unique = bool(matched) and not only_deletes and not self.source.is_unique
         applies = F.col(_CLAUSE).isNotNull()
         pairs_matter = must_be_unique or bool(self._insert_clauses)
-        chosen = applied.where(applies | is_matched if pairs_matter else applies)
+        relevant = applied.where(applies | is_matched if pairs_matter else applies)
         changes = checkpointed(
-            chosen.select(_CLAUSE, *self._new_values(clauses), *self._place, _of(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW))
+            relevant.select(
+                _CLAUSE,
+                *self._new_values(clauses),
+                *self._lineage_and_position,
+                _of(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW),
+            )
         )
         if must_be_unique:
             self._refuse_several(changes)
@@ -634,23 +641,23 @@ class MergedRows:
             raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
-        """Return the values of the table's columns: the new value if a clause updates a column, else the old value.
+        """Return the values of the table's columns: the new value if a clause assigns one, otherwise the old value.
 
         If all updates assign a column, Spark need not read it: rows that no clause updates get null, since they are not
         written.
         """
-        updates = [(place, self._values[place]) for place, clause in clauses if clause.action == Action.UPDATE]
+        updates = [(index, self._values[index]) for index, clause in clauses if clause.action == Action.UPDATE]
         columns = []
         for name, field in zip(self._names, self.matching.row_type.fields, strict=True):
-            assigned = [(place, values[name]) for place, values in updates if name in values]
+            assigned = [(index, values[name]) for index, values in updates if name in values]
             value = _of(_TARGET, name) if len(assigned) < len(updates) else F.lit(None).cast(field.dataType)
-            for place, new in reversed(assigned):
-                value = F.when(F.col(_CLAUSE) == place, new).otherwise(value)
+            for index, new_value in reversed(assigned):
+                value = F.when(F.col(_CLAUSE) == index, new_value).otherwise(value)
             columns.append(value.alias(name))
         return columns
 
     @property
-    def _place(self) -> list[Column]:
+    def _lineage_and_position(self) -> list[Column]:
         """The lineage of updated rows, whose last updated sequence number is null, and their file and position."""
         lineage = []
         if self.lineage:
@@ -669,14 +676,14 @@ class MergedRows:
         if not clauses:
             return None
         unmatched = self._unmatched.alias(_SOURCE)
-        rows = unmatched.withColumn(_CLAUSE, _first([(place, _condition(clause)) for place, clause in clauses]))
-        values = [(place, self._values[place]) for place, clause in clauses]
+        rows = unmatched.withColumn(_CLAUSE, _first([(index, _condition(clause)) for index, clause in clauses]))
+        values = [(index, self._values[index]) for index, clause in clauses]
         columns = []
         for field in self.matching.state.metadata.schema().fields:
             value = self._default(field.name)
-            for place, assigned in reversed(values):
+            for index, assigned in reversed(values):
                 if field.name in assigned:
-                    value = F.when(F.col(_CLAUSE) == place, assigned[field.name]).otherwise(value)
+                    value = F.when(F.col(_CLAUSE) == index, assigned[field.name]).otherwise(value)
             columns.append(value.alias(field.name))
         lineage = [F.lit(None).cast("bigint").alias(name) for name in self.lineage]
         # A union fails if checkpointed rows have constraints on columns that they lack, such as constants in the
@@ -707,8 +714,8 @@ class MergedRows:
 def _first(tests: list[tuple[int, Column]]) -> Column:
     """Return the index of the first clause that applies; null if there is none."""
     value: Column = F.lit(None).cast("int")
-    for place, test in reversed(tests):
-        value = F.when(test, F.lit(place)).otherwise(value)
+    for index, test in reversed(tests):
+        value = F.when(test, F.lit(index)).otherwise(value)
     return value
 
 
@@ -731,10 +738,10 @@ def _of(side: str, name: str) -> Column:
 def upsert_of(
     rows: DataFrame, keys: Sequence[str] | None, schema: Schema, table: str, *, updates: bool, inserts: bool
 ) -> Merge[None]:
-    """Check the given rows and return the merge that carries out the upsert.
+    """Check rows and return the merge that carries out their upsert.
 
     Args:
-        rows: the given rows.
+        rows: the rows to upsert.
         keys: the key columns; None for the schema's identifier fields.
         schema: the table's.
         table: the table, for errors.
@@ -747,11 +754,11 @@ def upsert_of(
     names = upsert_keys(keys, schema, table)
     check_columns(rows, schema, table)
     kinds = {field.name: field.field_type for field in schema.fields}
-    others = [name for name in rows.columns if name not in names]
+    value_columns = [name for name in rows.columns if name not in names]
     merge = Merge(rows, names, lambda _: None)
-    if updates and others:
+    if updates and value_columns:
         # Spark can't compare maps or types that contain them.
-        differs = [F.lit(True) if has_map(kinds[name]) else _differs(name) for name in others]
+        differs = [F.lit(True) if has_map(kinds[name]) else _differs(name) for name in value_columns]
         merge = merge.when_matched(reduce(or_, differs)).update_all()
     return merge.when_not_matched().insert_all() if inserts else merge
 

@@ -57,13 +57,13 @@ def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) ->
     """Return the columns with metrics. Columns inside lists and maps have no metrics."""
 
     def leaves(children: Sequence[IcebergColumn], path: tuple[int, ...]) -> Iterator[MeasuredColumn]:
-        for place, column in enumerate(written(children)):
+        for index, column in enumerate(written(children)):
             if column.type == "struct":
-                yield from leaves(column.children, (*path, place))
+                yield from leaves(column.children, (*path, index))
             elif column.type not in ("list", "map"):
                 assert column.id is not None
                 if (length := modes[column.id]) != NO_METRICS:
-                    yield MeasuredColumn(column.id, column.type, (*path, place), length)
+                    yield MeasuredColumn(column.id, column.type, (*path, index), length)
 
     return tuple(leaves(columns, ()))
 
@@ -124,10 +124,10 @@ class FileMetrics:
                 self._widen(self._most, leaf.id, most, 1)
 
     def _widen(self, bounds: dict[int, pa.Scalar], field_id: int, value: pa.Scalar, side: int) -> None:
-        known = bounds.get(field_id)
-        if known is not None:
-            both = pa.concat_arrays([pa.repeat(known, 1), pa.repeat(value, 1)])
-            extremes = _float_extremes(both) if pa.types.is_floating(known.type) else _extremes(both)
+        bound = bounds.get(field_id)
+        if bound is not None:
+            pair = pa.concat_arrays([pa.repeat(bound, 1), pa.repeat(value, 1)])
+            extremes = _float_extremes(pair) if pa.types.is_floating(bound.type) else _extremes(pair)
             value = extremes[side]
         bounds[field_id] = value
 
@@ -173,8 +173,8 @@ class FileMetrics:
 def _leaf_values(table: pa.Table, path: tuple[int, ...]) -> pa.ChunkedArray:
     """Return the values of a column; null where an enclosing struct is null."""
     values = table.column(path[0])
-    for place in path[1:]:
-        values = pa.chunked_array([chunk.flatten()[place] for chunk in values.chunks], values.type.field(place).type)
+    for index in path[1:]:
+        values = pa.chunked_array([chunk.flatten()[index] for chunk in values.chunks], values.type.field(index).type)
     if isinstance(values.type, pa.BaseExtensionType):
         storage = values.type.storage_type
         return pa.chunked_array([chunk.storage for chunk in values.chunks], storage)
@@ -250,12 +250,12 @@ def _cut_up(value: str | bytes, length: int) -> str | bytes | None:
 
 
 def _next_text(text: str) -> str | None:
-    for place in range(len(text) - 1, -1, -1):
-        code = ord(text[place]) + 1
+    for index in range(len(text) - 1, -1, -1):
+        code = ord(text[index]) + 1
         if _LEAST_SURROGATE <= code <= _MOST_SURROGATE:
             code = _MOST_SURROGATE + 1
         if code <= _MOST_CODE_POINT:
-            return text[:place] + chr(code)
+            return text[:index] + chr(code)
     return None
 
 
@@ -296,26 +296,26 @@ class Facts:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table to compare files with. Picklable.
+    """The columns of a table, with which files are compared. Picklable.
 
     Attributes:
         columns: the columns.
         names: the table's name mapping, or a mapping of its current names if it has none.
-        known: field id -> all names that the column has had.
+        all_names: field id -> all names that the column has had.
         leaves: the columns that have metrics.
         sized: the ids of all primitive columns that have metrics.
     """
 
     columns: tuple[IcebergColumn, ...]
     names: tuple[MappedName, ...]
-    known: Mapping[int, frozenset[str]]
+    all_names: Mapping[int, frozenset[str]]
     leaves: tuple[MeasuredColumn, ...]
     sized: frozenset[int]
 
     def sources(
         self, columns: Sequence[IcebergColumn], location: str, in_folders: frozenset[int]
     ) -> tuple[Source, ...]:
-        """Return where the table's columns come from in a file.
+        """Return the sources of the table's columns in a file.
 
         Args:
             columns: the columns of the file.
@@ -326,27 +326,31 @@ class TableColumns:
             CorruptFileError: a column has an incompatible type, or a required column is missing.
             ValidationError: a column of the file is not in the table, or has the field id of another column.
         """
-        present = {column.name for column in columns} | {column.id for column in columns}
+        names_and_ids = {column.name for column in columns} | {column.id for column in columns}
         names = {entry.id: entry.names for entry in self.names}
-        absent = {field_id for field_id in in_folders if not present.intersection((field_id, *names.get(field_id, ())))}
-        sources = resolve(columns, self.columns, location, names=self.names, partition_ids=absent, by_position=False)
+        missing_ids = {
+            field_id for field_id in in_folders if not names_and_ids.intersection((field_id, *names.get(field_id, ())))
+        }
+        sources = resolve(
+            columns, self.columns, location, names=self.names, partition_ids=missing_ids, by_position=False
+        )
         self._check(columns, sources, location, ())
         return sources
 
     def _check(
         self, columns: Sequence[IcebergColumn], sources: Sequence[Source], location: str, path: tuple[str, ...]
     ) -> None:
-        used = {source.physical.name: source for source in sources if isinstance(source, FromFile)}
+        source_by_name = {source.physical.name: source for source in sources if isinstance(source, FromFile)}
         for physical in columns:
             inside = ".".join((*path, physical.name))
-            source = used.get(physical.name)
+            source = source_by_name.get(physical.name)
             if source is None:
                 unmapped = physical.id is None and any(column.name == inside for column in self.columns)
-                where = "the table's name mapping (schema.name-mapping.default)" if unmapped else "the table"
-                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in {where}")
+                container = "the table's name mapping (schema.name-mapping.default)" if unmapped else "the table"
+                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in {container}")
             column = source.column
-            known = self.known.get(column.id or 0, frozenset())
-            if physical.id is not None and known and physical.name not in known:
+            column_names = self.all_names.get(column.id or 0, frozenset())
+            if physical.id is not None and column_names and physical.name not in column_names:
                 problem = f"column {inside} has the field id {physical.id}, which is column {column.name} of the table"
                 raise ValidationError(f"{location}: {problem}")
             if source.children:
@@ -359,20 +363,20 @@ class _FileLeaf:
 
     Attributes:
         leaf: the table's column.
-        place: the column's index among the leaves of the file.
+        index: the column's index among the leaves of the file.
         value: converts a raw statistics value to the table's type; None for a column of nulls.
         is_required: whether a null is an error.
     """
 
     leaf: MeasuredColumn
-    place: int
+    index: int
     value: Callable[[Any], Any] | None
     is_required: bool
 
 
 @dataclass(frozen=True)
 class FooterLayout:
-    """How files with one schema store a table's columns.
+    """The layout of a table's columns in files with one schema.
 
     Attributes:
         has_ids: whether the files have field ids.
@@ -391,30 +395,34 @@ class FooterLayout:
         schema = footer.schema.to_arrow_schema()
         columns = file_columns(schema)
         sources = table.sources(columns, location, in_folders)
-        places = {source.column.id: place for source, place, _ in leaf_sources(columns, sources, 0)}
+        index_by_id = {source.column.id: index for source, index, _ in leaf_sources(columns, sources, 0)}
         kinds = dict(enumerate(leaf_types(schema)))
         names = [*leaf_names(columns)]
         leaves = []
-        wanted = {leaf.id: leaf for leaf in table.leaves}
-        for source, place, required in leaf_sources(columns, sources, 0):
+        measured = {leaf.id: leaf for leaf in table.leaves}
+        for source, index, required in leaf_sources(columns, sources, 0):
             column, physical = source.column, source.physical
-            is_int96 = footer.schema.column(place).physical_type == _INT96
+            is_int96 = footer.schema.column(index).physical_type == _INT96
             if not _fits(physical.type, column.type, is_int96=is_int96):
                 problem = f"the table has type {column.type} (field id {column.id})"
-                raise CorruptFileError(location, f"{TYPE_OF_COLUMN}{names[place]}", physical.type, problem)
-            if kind := parquet_kind(footer.schema.column(place), physical.type, column.type):
-                refuse(location, _PARQUET, names[place], kind, column.type)
-            if column.id in wanted:
-                is_optional = footer.schema.column(place).max_definition_level > 0
-                value = None if physical.type == "unknown" else _reader(kinds[place], physical.type, column.type)
-                leaves.append(_FileLeaf(wanted[column.id], place, value, required and is_optional))
-        sized = tuple((field_id, place) for field_id, place in places.items() if field_id in table.sized)
-        present = frozenset(source.column.id for source in sources if isinstance(source, FromFile) and source.column.id)
-        booleans = tuple((place, names[place]) for place, kind in kinds.items() if pa.types.is_boolean(kind))
-        return FooterLayout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized, booleans)
+                raise CorruptFileError(location, f"{TYPE_OF_COLUMN}{names[index]}", physical.type, problem)
+            if kind := parquet_kind(footer.schema.column(index), physical.type, column.type):
+                refuse(location, _PARQUET, names[index], kind, column.type)
+            if column.id in measured:
+                is_optional = footer.schema.column(index).max_definition_level > 0
+                value = None if physical.type == "unknown" else _reader(kinds[index], physical.type, column.type)
+                leaves.append(_FileLeaf(measured[column.id], index, value, required and is_optional))
+        sized = tuple((field_id, index) for field_id, index in index_by_id.items() if field_id in table.sized)
+        present_ids = frozenset(
+            source.column.id for source in sources if isinstance(source, FromFile) and source.column.id
+        )
+        booleans = tuple((index, names[index]) for index, kind in kinds.items() if pa.types.is_boolean(kind))
+        return FooterLayout(
+            has_ids(columns), present_ids | frozenset(filter(None, index_by_id)), tuple(leaves), sized, booleans
+        )
 
     def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
-        """Return the facts of columns with metrics from a footer, by field id.
+        """Read the facts of columns with metrics from a footer. Return them by field id.
 
         Raises:
             ValidationError: a required column has nulls, or the footer does not count them.
@@ -423,28 +431,30 @@ class FooterLayout:
         self._refuse_encodings(groups, location)
         facts = {}
         for leaf in self._leaves:
-            known = facts[leaf.leaf.id] = _facts(groups, leaf)
-            if leaf.is_required and known.nulls != 0:
-                what = "has no count of nulls" if known.nulls is None else f"has nulls in {known.nulls} rows"
-                path = footer.schema.column(leaf.place).path
-                raise ValidationError(f"{location}: column {path} is required, and {what}")
+            column_facts = facts[leaf.leaf.id] = _facts(groups, leaf)
+            if leaf.is_required and column_facts.nulls != 0:
+                problem = (
+                    "has no count of nulls" if column_facts.nulls is None else f"has nulls in {column_facts.nulls} rows"
+                )
+                path = footer.schema.column(leaf.index).path
+                raise ValidationError(f"{location}: column {path} is required, and {problem}")
         return facts
 
     def _refuse_encodings(self, groups: Sequence[pq.RowGroupMetaData], location: str) -> None:
         for group in groups:
-            for place, name in self._booleans:
-                if _PLAIN not in group.column(place).encodings:
+            for index, name in self._booleans:
+                if _PLAIN not in group.column(index).encodings:
                     # Spark's reader of vectors fails.
                     refuse(location, _PARQUET, name, "encoded as RLE", "boolean")
 
     def with_nans(
-        self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], wanted: frozenset[int]
+        self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], field_ids: frozenset[int]
     ) -> dict[int, Facts]:
         """Read some floating-point columns, and return the facts with their NaN counts."""
         counted = dict(facts)
         for leaf in self._leaves:
-            if leaf.leaf.id in wanted and leaf.value is not None:
-                nans = _nans(file, footer, leaf.place)
+            if leaf.leaf.id in field_ids and leaf.value is not None:
+                nans = _nans(file, footer, leaf.index)
                 counted[leaf.leaf.id] = replace(facts[leaf.leaf.id], nans=nans)
         return counted
 
@@ -452,8 +462,8 @@ class FooterLayout:
         """Return the compressed sizes of columns in bytes, by field id."""
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         return {
-            field_id: sum(group.column(place).total_compressed_size for group in groups)
-            for field_id, place in self._sized
+            field_id: sum(group.column(index).total_compressed_size for group in groups)
+            for field_id, index in self._sized
         }
 
 
@@ -468,15 +478,15 @@ def metrics_of(leaves: Sequence[MeasuredColumn], facts: Mapping[int, Facts]) -> 
         name: {} for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
     for leaf in leaves:
-        known = facts.get(leaf.id)
-        if known is None:
+        column_facts = facts.get(leaf.id)
+        if column_facts is None:
             continue
-        maps["value_counts"][leaf.id] = known.values
-        if known.nulls is not None:
-            maps["null_value_counts"][leaf.id] = known.nulls
-        if known.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_SHAPES):
+        maps["value_counts"][leaf.id] = column_facts.values
+        if column_facts.nulls is not None:
+            maps["null_value_counts"][leaf.id] = column_facts.nulls
+        if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_SHAPES):
             continue
-        least, most = truncated_bounds(leaf, known.least, known.most)
+        least, most = truncated_bounds(leaf, column_facts.least, column_facts.most)
         maps["lower_bounds"][leaf.id] = _encoded_bound(least, leaf.type)
         if most is not None:
             maps["upper_bounds"][leaf.id] = _encoded_bound(most, leaf.type)
@@ -494,7 +504,7 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
     least = most = None
     is_bounded = True
     for group in groups:
-        chunk = group.column(leaf.place)
+        chunk = group.column(leaf.index)
         count = chunk.num_values
         values += count
         statistics = chunk.statistics if chunk.is_stats_set else None
@@ -521,11 +531,11 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
     return Facts(values, nulls if is_counted else None, least, most)
 
 
-def _nans(file: pa.NativeFile, footer: pq.FileMetaData, place: int) -> int:
+def _nans(file: pa.NativeFile, footer: pq.FileMetaData, index: int) -> int:
     """Count the NaNs of a column that is not inside a list or map."""
     parquet = pq.ParquetFile(file, metadata=footer)
     count = 0
-    for batch in parquet.iter_batches(columns=[footer.schema.column(place).path]):
+    for batch in parquet.iter_batches(columns=[footer.schema.column(index).path]):
         values = batch.column(0)
         while pa.types.is_struct(values.type):
             values = values.flatten()[0]
@@ -608,19 +618,19 @@ def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
 def leaf_sources(
     columns: Sequence[IcebergColumn], sources: Sequence[Source], start: int, *, required: bool = True
 ) -> Iterator[tuple[FromFile, int, bool]]:
-    """Yield the file's primitive columns that are in the table, their indices, and whether nulls are errors."""
+    """Yield the file's primitive columns that are in the table, with their indices and whether nulls are errors."""
     ends = list(accumulate(map(_leaf_count, columns), initial=start))
-    places = {column.name: place for column, place in zip(columns, ends, strict=False)}
+    index_by_name = {column.name: index for column, index in zip(columns, ends, strict=False)}
     for source in sources:
         if not isinstance(source, FromFile):
             continue
-        physical, place = source.physical, places[source.physical.name]
+        physical, index = source.physical, index_by_name[source.physical.name]
         inside = required and source.column.required
         if physical.children:
             repeats = source.column.type in ("list", "map")
-            yield from leaf_sources(physical.children, source.children, place, required=inside and not repeats)
+            yield from leaf_sources(physical.children, source.children, index, required=inside and not repeats)
         else:
-            yield source, place, inside
+            yield source, index, inside
 
 
 def _leaf_count(column: IcebergColumn) -> int:

@@ -54,7 +54,7 @@ _LEVELS: Final = {"zstd": 3}
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How data files are written. Picklable.
+    """The options of writers of data files. Picklable.
 
     Attributes:
         file_format: one of `FORMATS`.
@@ -71,7 +71,7 @@ class WriteOptions:
         bloom_bytes: the maximum size of a Bloom filter.
         orc_strategy: whether ORC's codec favours speed or compression.
         distribution: one of `MODES`.
-        shuffled_bytes: the size of the shuffled rows that adaptive execution gives to a task.
+        shuffled_bytes: the size of the shuffled rows that adaptive execution assigns to a task.
     """
 
     file_format: str

@@ -77,9 +77,9 @@ class PositionFile:
         for part in positions.positions():
             if not len(part):
                 continue
-            first, last = int(part[0]), int(part[-1])
-            self.first_position = first if self.first_position is None else min(first, self.first_position)
-            self.last_position = last if self.last_position is None else max(last, self.last_position)
+            lowest, highest = int(part[0]), int(part[-1])
+            self.first_position = lowest if self.first_position is None else min(lowest, self.first_position)
+            self.last_position = highest if self.last_position is None else max(highest, self.last_position)
             self._paths.append(path)
             self._positions.append(part)
             self._pending += len(part)
@@ -95,8 +95,8 @@ class PositionFile:
         (footer,) = self._footers
         for group in map(footer.row_group, range(footer.num_row_groups)):
             self.split_offsets.append(row_group_start(group))
-            for place, field_id in enumerate((DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID)):
-                size = group.column(place).total_compressed_size
+            for index, field_id in enumerate((DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID)):
+                size = group.column(index).total_compressed_size
                 self.column_sizes[field_id] = self.column_sizes.get(field_id, 0) + size
         data: bytes = self._sink.getvalue().to_pybytes()
         return data
@@ -120,7 +120,7 @@ class PositionFile:
 _log = logging.getLogger(__name__)
 
 MOST_BUFFERED: Final = 512 << 20
-"""Maximum Arrow bytes that the files of a task have buffered, together."""
+"""Maximum total of Arrow bytes that the files of a task buffer."""
 
 # The bytes of a column of buffered rows, in addition to its values.
 _COLUMN_OVERHEAD: Final = 600
@@ -147,7 +147,7 @@ class Output(Protocol):
 
 
 class FileOpener(Protocol):
-    """The common parts of the files of a write."""
+    """Opens the files of a write. It holds what they have in common."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -203,15 +203,15 @@ class PartitionFile:
 
     @property
     def memory(self) -> int:
-        """The bytes that the buffered rows take."""
+        """The bytes of memory that the buffered rows occupy."""
         return self.value_bytes + len(self._buffered) * len(self.opener.schema) * _COLUMN_OVERHEAD
 
     def room(self) -> float:
         """Return how many more Arrow bytes fit into the row group or file."""
         options = self.opener.options
         written = self.output.size if self.output is not None else 0
-        left = max(options.target_bytes - written, 1)
-        return min(options.group_bytes / self.ratio, MOST_BUFFERED, left / self.ratio) - self.value_bytes
+        remaining = max(options.target_bytes - written, 1)
+        return min(options.group_bytes / self.ratio, MOST_BUFFERED, remaining / self.ratio) - self.value_bytes
 
     def buffer(self, rows: pa.Table) -> pa.Table:
         """Buffer the first rows, up to the end of the row group or file, and return the others."""

@@ -58,9 +58,9 @@ class PartitionField:
     """A field of the partition spec of new files.
 
     Attributes:
-        name: its name in the spec.
-        transform: the name of its transform.
-        type: the Iceberg type name of its values.
+        name: the name of the field.
+        transform: the name of the transform.
+        type: the Iceberg type name of the partition values.
     """
 
     name: str
@@ -69,7 +69,7 @@ class PartitionField:
 
 
 @dataclass(frozen=True)
-class Places:
+class LocationProvider:
     """Names the locations of data files. Picklable.
 
     Attributes:
@@ -77,7 +77,7 @@ class Places:
         fields: the partition fields.
         hashed: whether folders of hash bits come first.
         with_partitions: whether there are partition folders.
-        context: the table's last two folders. If several tables share `folder`, they follow the hash bits.
+        context: the last two folders of the table's location, which follow the hash bits if tables share `folder`.
     """
 
     folder: str
@@ -87,8 +87,8 @@ class Places:
     context: str = ""
 
     @staticmethod
-    def of(metadata: TableMetadata, fields: Sequence[PartitionField]) -> Places:
-        """Return the layout of a table's data files.
+    def of(metadata: TableMetadata, fields: Sequence[PartitionField]) -> LocationProvider:
+        """Return the location provider of a table.
 
         Raises:
             ValidationError: a table property has an invalid value.
@@ -96,18 +96,18 @@ class Places:
         properties = metadata.properties
         hashed = _flag(metadata, _ENABLED, default=False)
         keys = (_DATA, _OBJECTS, _OLD_DATA) if hashed else (_DATA, _OLD_DATA)
-        chosen = next((properties[key] for key in keys if key in properties), join(metadata.location, "data"))
-        folder = chosen.rstrip("/")
+        configured = next((properties[key] for key in keys if key in properties), join(metadata.location, "data"))
+        folder = configured.rstrip("/")
         inside = folder.startswith(metadata.location.rstrip("/"))
         context = "" if inside or not hashed else "/".join(metadata.location.rstrip("/").split("/")[-2:])
         with_partitions = not hashed or _flag(metadata, _PARTITIONED, default=True)
-        return Places(folder, tuple(fields), hashed, with_partitions, context)
+        return LocationProvider(folder, tuple(fields), hashed, with_partitions, context)
 
     def location(self, values: Sequence[pa.Scalar], name: str) -> str:
         """Return the location of a file.
 
         Args:
-            values: its partition values, in `bound_arrow_type`.
+            values: the file's partition values, in `bound_arrow_type`.
             name: the name of the file.
         """
         path = self._partition_folder(values)
@@ -178,7 +178,7 @@ class TaskValue:
 
 @dataclass(frozen=True)
 class TaskValues:
-    """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable.
+    """Replaces source values with transformed values. Each distinct value of a batch is transformed once. Picklable.
 
     Truncated decimals become null if they have more digits than their type.
     """
@@ -209,16 +209,16 @@ def _plain(value: Any) -> Any:
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
     """Return a value; None for a decimal with too many digits."""
-    fits = not isinstance(value, Decimal) or value.copy_abs() < Decimal(10) ** (kind.precision - kind.scale)
-    return value if fits else None
+    is_valid = not isinstance(value, Decimal) or value.copy_abs() < Decimal(10) ** (kind.precision - kind.scale)
+    return value if is_valid else None
 
 
 # -- Write data files and equality delete files -----------------------------------------------------------------------
-# Tasks take rows and return one row per file.
+# Tasks write rows and return one row per file.
 
 
 PARTITION_COLUMN: Final = "_partition_value_{}"
-"""The name of a column with a partition value, by the place of its field in the spec."""
+"""The name of a column with a partition value, by the index of the field in the spec."""
 
 PROBLEM: Final = "problem"
 
@@ -269,14 +269,14 @@ class DataFileTasks:
     Attributes:
         writer: opens files.
         columns: converts rows to rows of files.
-        options: how files are written.
-        places: where files are written.
+        options: the options of the files.
+        location_provider: names the locations of files.
         name: the prefix of the files' names, unique to this write.
         leaves: the columns with metrics.
         sized: the ids of all primitive columns in order; None for columns without metrics.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
-        tuple_places: for each field of `partition`, its index in the spec; None for fields of other specs.
+        tuple_indices: for each field of `partition`, its index in the spec; None for fields of other specs.
         sort_order_id: the sort order of each file's rows.
         equality_ids: the columns that equality deletes compare; empty for data files.
     """
@@ -284,13 +284,13 @@ class DataFileTasks:
     writer: ExecutorWriter
     columns: FileColumns
     options: WriteOptions
-    places: Places
+    location_provider: LocationProvider
     name: str
     leaves: tuple[MeasuredColumn, ...]
     sized: tuple[int | None, ...]
     spec_id: int
     partition: pa.StructType | None
-    tuple_places: tuple[int | None, ...]
+    tuple_indices: tuple[int | None, ...]
     sort_order_id: int
     equality_ids: tuple[int, ...] = ()
 
@@ -312,7 +312,7 @@ class DataFileTasks:
 
         The rows of a partition keep their order. They go to one file at a time; other partitions have open files at the
         same time. If the task fails, the files that it wrote are deleted. Rows that don't fit the table do not fail the
-        task, since Spark would retry it. Instead, the last yielded row has their problem.
+        task, since Spark would retry it. Instead, the last yielded row names the problem.
 
         Args:
             batches: the rows, with the columns `PARTITION_COLUMN` after the table's columns.
@@ -325,9 +325,9 @@ class DataFileTasks:
         try:
             for batches in groups:
                 for _ in chain(map(task.add, filter(len, batches)), task.end_files()):
-                    if len(task.closed) >= _BATCH_FILES:
+                    if len(task.closed_files) >= _BATCH_FILES:
                         yield task.take_closed()
-            if task.closed:
+            if task.closed_files:
                 yield task.take_closed()
         except ValidationError as error:
             task.abort()
@@ -359,7 +359,7 @@ class _Task:
     """The files of one task attempt."""
 
     tasks: DataFileTasks
-    closed: list[ClosedFile] = field(default_factory=list)
+    closed_files: list[ClosedFile] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
     _pooled: list[pa.RecordBatch] = field(default_factory=list)
     _pooled_bytes: int = 0
@@ -391,18 +391,18 @@ class _Task:
 
     def _divide(self, batch: pa.RecordBatch) -> None:
         """Pass rows to the files of their partitions."""
-        fields = self.tasks.places.fields
+        fields = self.tasks.location_provider.fields
         count = batch.num_columns - len(fields)
         # This comes first, since its error names the column of a value that is not valid.
         table = self.tasks.columns.table_of(batch.select([*range(count)]), self.tasks.schema)
         # By position: the table may have columns of the same names.
-        values = [_bound(batch.column(count + place), field.type) for place, field in enumerate(fields)]
+        values = [_bound(batch.column(count + index), field.type) for index, field in enumerate(fields)]
         keys = [*map(identities, values)]
-        for first, rows in _by_partition(keys, table):
-            identity = tuple(array[first] for array in keys)
+        for first_row, rows in _by_partition(keys, table):
+            identity = tuple(array[first_row] for array in keys)
             file = self._files.get(identity)
             if file is None:
-                file = PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
+                file = PartitionFile(self.tasks, tuple(array[first_row] for array in values), ratio=self._ratio)
                 self._files[identity] = file
             self._write(file, rows)
         while sum(file.memory for file in self._files.values()) > MOST_BUFFERED:
@@ -430,7 +430,7 @@ class _Task:
             self._open[file] = None
 
     def _close(self, file: PartitionFile) -> None:
-        self.closed.append(file.close())
+        self.closed_files.append(file.close())
         del self._open[file]
 
     def end_files(self) -> Iterator[None]:
@@ -452,14 +452,14 @@ class _Task:
 
     def take_closed(self) -> pa.RecordBatch:
         """Return the closed files as rows of `files_schema` and forget them."""
-        closed, self.closed = self.closed, []
-        return _result(self.tasks, closed)
+        files, self.closed_files = self.closed_files, []
+        return _result(self.tasks, files)
 
     def _new_location(self, key: tuple[pa.Scalar, ...]) -> str:
         tasks = self.tasks
         kind = "-deletes" if tasks.equality_ids else ""
         name = f"{_task_name()}-{tasks.name}-{len(self.locations) + 1:05d}{kind}.{tasks.options.file_format}"
-        location = tasks.places.location(key, name)
+        location = tasks.location_provider.location(key, name)
         self.locations.append(location)
         return location
 
@@ -485,7 +485,7 @@ def partition_codes(array: pa.Array) -> Any:
 
 
 def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """Yield for each partition the number of its first row, and its rows.
+    """Yield the index of the first row, and the rows, of each partition.
 
     Args:
         values: for each partition field, the values of all rows.
@@ -500,33 +500,33 @@ def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[
     if len(starts) == 1:
         yield 0, rows
         return
-    for places in np.split(order, starts[1:]):
+    for row_indices in np.split(order, starts[1:]):
         # A slice would keep the rows of all partitions in memory.
-        yield int(places[0]), rows.take(pa.array(places))
+        yield int(row_indices[0]), rows.take(pa.array(row_indices))
 
 
-def _result(tasks: DataFileTasks, closed: Sequence[ClosedFile]) -> pa.RecordBatch:
+def _result(tasks: DataFileTasks, files: Sequence[ClosedFile]) -> pa.RecordBatch:
     schema = tasks.result_schema
     columns: dict[str, Any] = {
-        "content": [int(ContentType.EQUALITY_DELETES if tasks.equality_ids else ContentType.DATA)] * len(closed),
-        "file_path": [file.location for file in closed],
-        "file_format": [tasks.options.file_format.upper()] * len(closed),
-        "spec_id": [tasks.spec_id] * len(closed),
-        "record_count": [file.metrics.rows for file in closed],
-        "file_size_in_bytes": [file.written.size for file in closed],
-        "column_sizes": [file.written.column_sizes or None for file in closed],
-        "split_offsets": [file.written.split_offsets or None for file in closed],
-        "sort_order_id": [tasks.sort_order_id] * len(closed),
+        "content": [int(ContentType.EQUALITY_DELETES if tasks.equality_ids else ContentType.DATA)] * len(files),
+        "file_path": [file.location for file in files],
+        "file_format": [tasks.options.file_format.upper()] * len(files),
+        "spec_id": [tasks.spec_id] * len(files),
+        "record_count": [file.metrics.rows for file in files],
+        "file_size_in_bytes": [file.written.size for file in files],
+        "column_sizes": [file.written.column_sizes or None for file in files],
+        "split_offsets": [file.written.split_offsets or None for file in files],
+        "sort_order_id": [tasks.sort_order_id] * len(files),
     }
-    metrics = [file.metrics.counts() | file.metrics.bounds() for file in closed]
-    columns["equality_ids"] = [tasks.equality_ids] * len(closed)
-    columns[PROBLEM] = [None] * len(closed)
-    columns |= {name: [each[name] for each in metrics] for name in METRICS_MAPS[1:]}
-    columns[VALUE_SIZES] = [file.metrics.value_sizes() for file in closed]
+    metrics = [file.metrics.counts() | file.metrics.bounds() for file in files]
+    columns["equality_ids"] = [tasks.equality_ids] * len(files)
+    columns[PROBLEM] = [None] * len(files)
+    columns |= {name: [file_metrics[name] for file_metrics in metrics] for name in METRICS_MAPS[1:]}
+    columns[VALUE_SIZES] = [file.metrics.value_sizes() for file in files]
     arrays = []
     for kind in schema:
         if kind.name == "partition":
-            arrays.append(_tuples(tasks, closed, kind.type))
+            arrays.append(_tuples(tasks, files, kind.type))
         elif pa.types.is_map(kind.type):
             maps = [None if value is None else sorted(value.items()) for value in columns[kind.name]]
             arrays.append(pa.array(maps, kind.type))
@@ -540,13 +540,13 @@ def _problem(schema: pa.Schema, text: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _tuples(tasks: DataFileTasks, closed: Sequence[ClosedFile], kind: pa.StructType) -> pa.Array:
+def _tuples(tasks: DataFileTasks, files: Sequence[ClosedFile], kind: pa.StructType) -> pa.Array:
     children = []
-    for place, child in zip(tasks.tuple_places, kind, strict=True):
-        if place is None:
-            children.append(pa.nulls(len(closed), child.type))
+    for index, child in zip(tasks.tuple_indices, kind, strict=True):
+        if index is None:
+            children.append(pa.nulls(len(files), child.type))
         else:
-            children.append(pa.concat_arrays([pa.repeat(file.key[place], 1).cast(child.type) for file in closed]))
+            children.append(pa.concat_arrays([pa.repeat(file.key[index], 1).cast(child.type) for file in files]))
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
@@ -578,8 +578,8 @@ def delete_written(state: TableState, files: Relation) -> None:
         for failure in failures.slice(0, _NAMED).to_pylist():
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
-        location, named = state.metadata.location, _named(files)
-        _log.warning("%s: the files of a write that failed are not deleted: %s: %s", location, error, named)
+        location, names_text = state.metadata.location, _file_names(files)
+        _log.warning("%s: the files of a write that failed are not deleted: %s: %s", location, error, names_text)
 
 
 @contextmanager
@@ -614,13 +614,17 @@ def deleted_on_failure(state: TableState, written: Sequence[Relation]) -> Iterat
             for files in written:
                 delete_written(state, files)
         elif written:
-            location, reason, named = state.metadata.location, first_line(error), ", ".join(map(_named, written))
+            location, reason, names_text = (
+                state.metadata.location,
+                first_line(error),
+                ", ".join(map(_file_names, written)),
+            )
             problem = "the files of the write stay, since this does not rule out a commit"
-            _log.warning("%s: %s: %s: %s", location, problem, reason, named)
+            _log.warning("%s: %s: %s: %s", location, problem, reason, names_text)
         raise
 
 
-def _named(files: Relation) -> str:
+def _file_names(files: Relation) -> str:
     """Return the locations of files, up to a limit."""
     try:
         if isinstance(files, pa.Table):

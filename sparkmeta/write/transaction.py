@@ -56,11 +56,11 @@ class RowChange:
     """A change of rows in progress.
 
     Attributes:
-        transaction: the transaction that it is part of.
-        update: the update for its snapshot.
+        transaction: the transaction that the change is part of.
+        update: the update that makes the snapshot.
         head: the table at the branch's head.
         isolation: the isolation level, if the caller gave it.
-        dropped: whether it was dropped because there was nothing to change.
+        dropped: whether the change was dropped because there was nothing to change.
     """
 
     transaction: RowTransaction[Any]
@@ -72,7 +72,7 @@ class RowChange:
     # -- The changes ------------------------------------------------------------------------------------------------
 
     def append(self, rows: Rows) -> None:
-        self.update.append(self._write(self._given(rows)))
+        self.update.append(self._write(self._rows_to_write(rows)))
 
     def add_files(self, paths: Sequence[str] | DataFrame, *, duplicates: bool, other_tables: bool) -> None:
         added = describe_files(self.head, paths, check_duplicates=duplicates, check_other_tables=other_tables)
@@ -82,8 +82,8 @@ class RowChange:
         if duplicates:
             self.update.validate_new_paths()
 
-    def overwrite(self, given: Rows, overwrite_filter: BooleanExpression | str) -> None:
-        matching, rows = Matching(self.head, overwrite_filter), self._given(given)
+    def overwrite(self, df: Rows, overwrite_filter: BooleanExpression | str) -> None:
+        matching, rows = Matching(self.head, overwrite_filter), self._rows_to_write(df)
         if matching.has_parts:
             self.update.append(self._write(rows))
             if self._replace(matching, self.isolation or "serializable"):
@@ -98,7 +98,7 @@ class RowChange:
             raise ValidationError(
                 f"{self.transaction.table.full_name}: it has no partitions to overwrite: overwrite replaces all"
             )
-        self.update.replace_partitions(self._write(self._given(rows)))
+        self.update.replace_partitions(self._write(self._rows_to_write(rows)))
         if self.isolation is not None:
             self.update.validate_no_conflicts(isolation=self.isolation)
 
@@ -115,7 +115,7 @@ class RowChange:
             self.dropped = True
 
     def delete_keys(self, rows: Rows, equality_cols: Sequence[str] | None) -> None:
-        deletes = KeyDeletes.of(self.head, self._given(rows), equality_cols)
+        deletes = KeyDeletes.of(self.head, self._rows_to_write(rows), equality_cols)
         for files in deletes.write():
             self.transaction._written.append(files)
             self.update.row_delta(deletes=files)
@@ -134,21 +134,21 @@ class RowChange:
         self.dropped = not self._replace(matching, level, assigned, masks=masks)
 
     def upsert(
-        self, given: Rows, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool, masks: bool = False
+        self, df: Rows, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool, masks: bool = False
     ) -> None:
-        rows = self._given(given)
+        rows = self._rows_to_write(df)
         if isinstance(rows, pa.Table):
             rewrites = not self._merges_on_read("merge", masks=masks)
-            what = {"updates": updates, "inserts": inserts, "rewrites": rewrites}
-            few = few_upsert(self.head, rows, join_cols, self._lineage, **what)
-            if few.matching.reads_on_driver:
-                self._upsert(few, few.duplicate, masks=masks)
+            options = {"updates": updates, "inserts": inserts, "rewrites": rewrites}
+            few_rows = few_upsert(self.head, rows, join_cols, self._lineage, **options)
+            if few_rows.matching.reads_on_driver:
+                self._upsert(few_rows, few_rows.duplicate, masks=masks)
                 return
             if self.head.access.alone:
                 problem = f"the keys may be in files of more than {ALONE_BYTES >> 20} MiB, which take jobs of Spark"
                 instead = "use table.upsert(df, ...), in foreachBatch for a stream"
                 raise UnsupportedError(f"{self._metadata.location}: {problem}: {instead}")
-        frame, schema = given_frame(given, self._state), self._metadata.schema()
+        frame, schema = given_frame(df, self._state), self._metadata.schema()
         merge = upsert_of(frame, join_cols, schema, self._metadata.location, updates=updates, inserts=inserts)
         if not merge.clauses:
             self.dropped = True
@@ -172,7 +172,7 @@ class RowChange:
 
         Args:
             rows: the rows.
-            masks: whether delete files delete the old ones, unless the table has the property `write.merge.mode`.
+            masks: whether delete files delete the old versions, unless the table has the property `write.merge.mode`.
         """
         level, lineage = self._isolation("merge"), bool(self._lineage)
         paths = rows.changed_files
@@ -255,7 +255,7 @@ class RowChange:
         if deletes.data_files is not None:
             self.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
-    def _given(self, rows: Rows) -> Relation:
+    def _rows_to_write(self, rows: Rows) -> Relation:
         return rows if isinstance(rows, WrittenRows) else given_rows(rows, self._state)
 
     def _write(self, rows: Relation, *, lineage: bool = False) -> Relation:
@@ -281,11 +281,11 @@ class RowChange:
         return lineage_columns(self._metadata)
 
     def _merges_on_read(self, command: str, *, masks: bool = False) -> bool:
-        """Return whether a command deletes rows by delete files. Version 1 does not support these.
+        """Return whether a command deletes rows by delete files. Version 1 has no delete files.
 
         Args:
             command: the command.
-            masks: whether it does so by default.
+            masks: whether the command uses delete files by default.
         """
         mode = self._property(f"write.{command}.mode", _MODES[::-1] if masks else _MODES)
         return mode == _MODES[1] and self._metadata.format_version > 1
@@ -323,7 +323,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
         if change.reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, whose rows this change would not see"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
-        before = len(self._written)
+        written_before = len(self._written)
         update = self.update_snapshot(change.branch, change.properties, idempotency_key=change.key)
         try:
             with translated_errors():
@@ -332,11 +332,11 @@ class RowTransaction(Transaction[TableT], RowChanges):
                 writer = RowChange(self, update, update.head, change.isolation)
                 change.make(writer)
         except BaseException:
-            self._forget(update, before)
+            self._forget(update, written_before)
             raise
         if writer.dropped and update.key is None:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
-            self._forget(update, before)
+            self._forget(update, written_before)
         return self
 
     def upsert_few(
@@ -358,10 +358,10 @@ class RowTransaction(Transaction[TableT], RowChanges):
             self.repetition_of = update.repetition_of
         return self.repetition_of is not None
 
-    def _forget(self, update: SnapshotUpdate, before: int) -> None:
+    def _forget(self, update: SnapshotUpdate, written_before: int) -> None:
         """Remove a change from the transaction, and delete the files that it wrote."""
         self._steps[:] = [step for step in self._steps if step is not update]
-        self._delete_written(before)
+        self._delete_written(written_before)
 
     def commit(self) -> TableT:
         """Make all changes in one commit and return the resulting table; see `Transaction.commit`."""
@@ -370,14 +370,14 @@ class RowTransaction(Transaction[TableT], RowChanges):
         written, self._written = self._written, []
         try:
             with deleted_on_failure(self.table.state, written):
-                done = super().commit()
+                table = super().commit()
         except BaseException as error:
             # Calling `commit` again would commit deleted files, or commit files twice.
             self._failure = error if written else None
             raise
         if self.repetition_of is not None:
             self._delete(written)
-        return done
+        return table
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,8 +1,9 @@
 """Processes that commit to one table, some of them killed: `python -m tests.commit.committers kind uri folder ...`.
 
-kind: "metadata" swaps metadata alone; "tree" commits to a tree (`tree_committers`); "compaction" does so beside
-compactors (`tree_compactors`); "list" appends manifests to a manifest list (`list_committers`). A process of its own,
-which imports once and forks the workers: a killed one is replaced in no time.
+The kind "metadata" swaps only metadata. "tree" commits to a tree (`tree_committers`), and "compaction" does so beside
+compactors (`tree_compactors`). "list" appends manifests to a manifest list (`list_committers`).
+
+This separate process imports everything once, and forks the workers, so that a killed worker is replaced at once.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 WORKERS = 8
 # Beside compactors.
 WRITERS, COMPACTORS = 4, 2
-# More seconds than the long form takes on a busy machine, which is half an hour. Then a process hangs.
+# The long form takes half an hour on a busy machine. After this many seconds, a process hangs.
 LONGEST = 3600
 
 
 def main(kind: str, uri: str, folder: str, workers: int, commits: int, seed: int, kills: int) -> None:
-    """Runs the workers until each has made its commits; prints how often one was killed."""
+    """Run the workers until each has made its commits, and print how many times one was killed."""
     chance = random.Random(seed)
     working = {start(kind, uri, folder, worker, commits): worker for worker in range(workers)}
     try:
@@ -50,7 +51,7 @@ def main(kind: str, uri: str, folder: str, workers: int, commits: int, seed: int
 def _killed_at_random(
     working: dict[int, int], kills: int, chance: random.Random, start_again: Callable[[int], int]
 ) -> int:
-    """Wait until no worker is left in `working`, process id -> number; return how many were killed."""
+    """Wait until no worker is left in `working` (process id -> number), and return how many were killed."""
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
@@ -91,7 +92,7 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
 
 
 def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
-    """Raise the worker's counter in the table to ``commits``, by one a commit; note each commit's outcome."""
+    """Raise the worker's counter in the table to ``commits``, one per commit, and note the outcome of each commit."""
     name = f"worker.{worker}"
     chance = random.Random(os.getpid())
     with (folder / name).open("a") as notes:

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URI of a PostgreSQL database."""
+    """Yield the URI of a PostgreSQL database."""
     with postgres_server() as uri:
         yield uri

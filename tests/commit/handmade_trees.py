@@ -1,4 +1,4 @@
-"""V4 tables written by hand, root by root: encodings that readers must accept and our commits don't write."""
+"""V4 tables written by hand, root by root, in encodings that readers must accept and our commits don't write."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ COLUMNS = Schema(NestedField(1, "id", LongType()))
 
 
 def version(status: int, sequence: int | None) -> Row:
-    """What an entry says of its snapshot, whose id is 100 above its sequence number; None leaves it to be inherited."""
+    """Return the version info of an entry, whose snapshot id is 100 above its sequence number; None inherits it."""
     snapshot_id = None if sequence is None else 100 + sequence
     numbers = {"sequence_number": sequence, "file_sequence_number": sequence}
     return {"status": int(status), "snapshot_id": snapshot_id, **numbers}
 
 
 def data(name: str, status: int = ADDED, sequence: int | None = None, **values: Any) -> Row:
-    """A data file of ten rows."""
+    """Return the entry of a data file of ten rows."""
     row = {
         "content_type": int(ContentType.DATA),
         "location": f"/d/{name}",
@@ -56,7 +56,7 @@ def data(name: str, status: int = ADDED, sequence: int | None = None, **values: 
 
 
 def vector(name: str, of: str, status: int = ADDED, sequence: int | None = None) -> Row:
-    """The deletion vector of a data file; each in a Puffin file of its own."""
+    """Return the entry of a data file's deletion vector, in a separate Puffin file."""
     place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     row = data(name, status, sequence, content_type=int(ContentType.POSITION_DELETES), file_format="puffin")
     return row | {"record_count": 1, "deletion_vector": place, "referenced_file": f"/d/{of}"}
@@ -64,7 +64,7 @@ def vector(name: str, of: str, status: int = ADDED, sequence: int | None = None)
 
 @dataclass
 class HandmadeTree:
-    """An unpartitioned table in a folder; each snapshot is the rows of its root."""
+    """An unpartitioned table in a folder, with a list of root rows for each snapshot."""
 
     folder: Path
     store: Store = field(default_factory=Store)
@@ -78,7 +78,7 @@ class HandmadeTree:
         return f"{self.folder}/metadata/{name}"
 
     def leaf(self, name: str, entries: Iterable[Row], affinity: str | None = None) -> None:
-        """Writes a leaf."""
+        """Write a leaf."""
         table = pa.Table.from_pylist(list(entries), schema=SCHEMA)
         content = DATA if table.column("content_type")[0].as_py() == ContentType.DATA else DELETE
         location = self.path(f"{name}.parquet")
@@ -90,11 +90,11 @@ class HandmadeTree:
         self.leaves[name] = row | {"referenced_file": owner, "first_row_id": None}
 
     def of(self, name: str, status: int, sequence: int) -> Row:
-        """The root's entry for a leaf."""
+        """Return the root's entry for a leaf."""
         return self.leaves[name] | {"version_info": version(status, sequence)}
 
     def mask(self, name: str, positions: Iterable[int], status: int, sequence: int) -> Row:
-        """The root's entry for a leaf's deletion vector."""
+        """Return the root's entry for a leaf's deletion vector."""
         bitmap = PositionBitmap.of(sorted(positions))
         blob = write_deletion_vector(bitmap)
         place = {"offset": None, "size_in_bytes": None, "inline_content": blob}
@@ -103,7 +103,7 @@ class HandmadeTree:
         return row | more | {"record_count": bitmap.cardinality, "referenced_file": self.path(f"{name}.parquet")}
 
     def snapshot(self, *rows: Row) -> Reading:
-        """One more snapshot of this root; its sequence number is 1 for the first."""
+        """Add a snapshot with these rows in its root. The first snapshot has the sequence number 1."""
         table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
         self.roots.append(table.to_pylist())
         Path(self.path(f"root-{len(self.roots)}.parquet")).write_bytes(write_root(table))
@@ -113,7 +113,7 @@ class HandmadeTree:
         return Reading(self.roots[number - 1], self.store, lenient)
 
     def load(self, spark: SparkSession) -> sm.Table:
-        """The table, at its newest snapshot; ids are 100 above the sequence numbers."""
+        """Load the table at its newest snapshot. Snapshot ids are 100 above the sequence numbers."""
         plain = new_metadata(str(self.folder), COLUMNS, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, {}, 4)
         document = json.loads(serialize_table_metadata(plain))
         last = len(self.roots)

@@ -1,4 +1,4 @@
-"""Tables of format version 2 and 3 that Iceberg's Java library wrote, with a model of what they hold."""
+"""Tables of format versions 2 and 3 that Iceberg's Java library writes, with a model of their content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _CONTENTS = ("data", "position-deletes", "equality-deletes")
 
 @dataclass
 class JavaStart:
-    """A table under construction. version: its format version now."""
+    """A table under construction.
+
+    Attributes:
+        version: the current format version.
+    """
 
     maker: Maker
     shop: Workshop
@@ -29,7 +33,7 @@ class JavaStart:
 
     @staticmethod
     def of(maker: Maker, name: str, schema: Schema, properties: Mapping[str, str]) -> JavaStart:
-        """A table of two to five commits: of version 2, of version 3, or of 2 and upgraded to 3 midway."""
+        """Make a table by two to five commits: in version 2, in version 3, or in 2 and upgraded to 3 midway."""
         start = JavaStart(maker, Workshop(Java(maker.spark), name), maker.rng.choice((2, 3, 3)))
         fields = schema.model_dump()["fields"]
         start.shop.create_by_java(
@@ -92,7 +96,10 @@ class JavaStart:
         self._commit(update, draft, "delete" if deletes else "overwrite")
 
     def _commit(self, update: Any, draft: Draft, operation: str, *, drops_old_deletes: bool = True) -> None:
-        """All commits but fast appends drop the deletes that are older than each data file."""
+        """Commit an update, and follow it in the model.
+
+        All commits but fast appends drop the deletes that are older than every data file.
+        """
         update.commit()
         head = self._head()
         sequence = 1 + (0 if head is None else head.sequence)

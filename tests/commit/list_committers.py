@@ -1,6 +1,7 @@
-"""Appends to a manifest list by processes that have no Spark, through a REST catalog: what one of them does.
+"""Processes without Spark that append to a manifest list, through a REST catalog.
 
-The table's manifests exist before, one for each step of each worker; a commit writes the manifest list.
+The table's manifests are written beforehand, one for each step of each worker, so that a commit writes only the
+manifest list.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType()))
 
 
 def data_file(location: str, worker: int, step: int) -> str:
-    """The file that a step appends."""
+    """Return the path of the file that a step appends."""
     return f"{location}/data/{worker}-{step}.parquet"
 
 
@@ -73,7 +74,7 @@ def create(swap: RestOperations, location: str, workers: int, commits: int) -> N
 
 
 def opened(swap: TableOperations) -> Table:
-    """The current version of the table."""
+    """Return the current version of the table."""
     assert isinstance(swap, RestOperations)
     loaded = load_rest_table(swap.catalog, swap.identifier)
     metadata = loaded.version.metadata
@@ -83,7 +84,7 @@ def opened(swap: TableOperations) -> Table:
 
 @dataclass(frozen=True)
 class AppendManifest:
-    """The change of a worker's step."""
+    """The commit of a worker's step."""
 
     worker: int
     step: int
@@ -104,7 +105,7 @@ class AppendManifest:
 
 
 def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
-    """Make a worker's commits, starting where the table says that it stands; note each one's outcome."""
+    """Make a worker's commits, from the step that the table records, and note the outcome of each."""
     name = f"worker.{worker}"
     with (folder / name).open("a") as notes:
         chance = random.Random(os.getpid())

@@ -1,7 +1,7 @@
-"""Operations on a small partitioned table, each for a V4 tree of ours and for a table of Iceberg's Java library.
+"""Operations on a small partitioned table, each for one of our V4 trees and for a table of Iceberg's Java library.
 
-The table has the files a1, a2 of partition s = 'a' and b1, b2 of s = 'b'; an operation is about one of them, or about
-its partition.
+The table has the files a1 and a2 of the partition s = 'a', and b1 and b2 of s = 'b'. An operation concerns one of them,
+or its partition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OPERATIONS = (
     "replace_partitions",
     "compact_manifests",
 )
-# Those that can be validated; of them those that take a filter.
+# Operations that can be validated, and among them the operations whose validation may have a filter.
 VALIDATED = ("overwrite_filter", "overwrite_files", "vector", "equality", "replace_partitions")
 FILTERED = VALIDATED[:-1]
 BY_PARTITION = ("append", "delete_filter", "overwrite_filter", "replace_partitions", "compact_manifests")
@@ -56,7 +56,12 @@ BY_PARTITION = ("append", "delete_filter", "overwrite_filter", "replace_partitio
 
 @dataclass(frozen=True)
 class File:
-    """A data or delete file of 10 rows. content: as in `inspect.files`."""
+    """A data or delete file of 10 rows.
+
+    Attributes:
+        content: see `inspect.files`.
+        about: the data file that a delete file applies to.
+    """
 
     name: str
     content: int = 0
@@ -68,7 +73,7 @@ class File:
 
     @property
     def ids(self) -> tuple[int, int]:
-        """Values of the column id: 0 to 9 in a1 and what is about it, 10 to 19 in a2 ..."""
+        """The least and the greatest value of the column id: 0 and 9 in a1 and its deletes, 10 and 19 in a2."""
         first = 10 * (int((self.about or self.name)[1]) - 1)
         return first, first + 9
 
@@ -82,9 +87,12 @@ BASE = ((File("a1"), File("b1")), (File("a2"), File("b2")))
 
 @dataclass(frozen=True)
 class Change:
-    """An operation, and the file that it is about. new: the name's end of the files that it adds.
+    """An operation, and the file that it concerns.
 
-    isolation: None without validation. with_filter: the validation names the partition, else it takes the default.
+    Attributes:
+        new: the suffix of the names of added files.
+        isolation: the level of the validation; None for no validation.
+        with_filter: whether the validation names the partition. Otherwise it has the default filter.
     """
 
     operation: str
@@ -107,7 +115,7 @@ class Change:
 
     @property
     def added(self) -> File:
-        """A data file in the target's partition, whose ids are the target's."""
+        """A new data file in the target's partition, with the target's ids."""
         return File(f"{self.target}{self.new}")
 
     @property
@@ -127,7 +135,7 @@ class Change:
 
 
 def rows(spark: SparkSession, files: Iterable[File]) -> DataFrame:
-    """Files with the columns of `inspect.files`."""
+    """Return files with the columns of `inspect.files`."""
     listed = []
     for file in files:
         lower, upper = file.ids
@@ -193,7 +201,7 @@ class Pointer:
 
 
 def apply(table: Table, change: Change, branch: str = "main", **properties: str) -> Table:
-    """Commits a change to one of our tables. Raises ValidationError where it is refused."""
+    """Commit a change to one of our tables. Raises ValidationError if it is refused."""
     if change.operation == "compact_manifests":
         return table.maintenance.compact_manifests(min_masked_ratio=0.01, min_leaf_ratio=1.0, max_root_files=0).commit()
     with table.transaction() as tx:
@@ -208,7 +216,7 @@ def apply(table: Table, change: Change, branch: str = "main", **properties: str)
 
 
 def describe(update: SnapshotUpdate, change: Change, spark: SparkSession) -> None:
-    """Says a change to an update."""
+    """Add a change to an update."""
     added, removed = rows(spark, [change.added]), rows(spark, [change.removed]).select("file_path")
     operations: dict[str, Callable[[], object]] = {
         "append": lambda: update.append(added),
@@ -225,7 +233,7 @@ def describe(update: SnapshotUpdate, change: Change, spark: SparkSession) -> Non
 
 
 def outcome(table: Table, change: Change) -> dict[str, list[str]] | str:
-    """What is planned after a change, deletes by data file, or "refused"."""
+    """Return the planned data files after a change, with their deletes, or "refused"."""
     try:
         after = apply(table, change)
     except ValidationError:
@@ -234,7 +242,7 @@ def outcome(table: Table, change: Change) -> dict[str, list[str]] | str:
 
 
 def planned(table: Table) -> dict[str, list[str]]:
-    """The live data files and the deletes that apply to them."""
+    """Return the live data files, with the deletes that apply to them."""
     planned_files = table.scan().plan_files().select("file_path", "deletes.file_path").toDF("path", "deletes").collect()
     return {row["path"]: sorted(row["deletes"]) for row in planned_files}
 
@@ -244,14 +252,14 @@ def planned(table: Table) -> dict[str, list[str]]:
 
 @dataclass
 class JavaPeer(FileMaker):
-    """A table of Java's, of the same schema and spec."""
+    """A table of the Java library, with the same schema and partition spec."""
 
     java: Java
     _table: Any
 
     @staticmethod
     def in_memory(java: Java, format_version: int = 3) -> JavaPeer:
-        """A new table with the files of `BASE`."""
+        """Create a table with the files of `BASE`."""
         iceberg = java.iceberg
         catalog = iceberg.inmemory.InMemoryCatalog()
         catalog.initialize("peers", {})
@@ -268,7 +276,7 @@ class JavaPeer(FileMaker):
     def in_folder(
         java: Java, folder: Path, format_version: int, properties: Mapping[str, str] | None = None
     ) -> JavaPeer:
-        """A new file-system table with the files of `BASE`."""
+        """Create a file system table with the files of `BASE`."""
         iceberg = java.iceberg
         tables = iceberg.hadoop.HadoopTables(java.session.sessionState().newHadoopConf())
         schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
@@ -312,7 +320,7 @@ class JavaPeer(FileMaker):
         return self.content_file(described)
 
     def update(self, change: Change, start: int) -> Any:
-        """The pending update of a change that began at a snapshot."""
+        """Return the pending update of a change that began at a snapshot."""
         table, java = self._table, self.java
         row_filter = java.iceberg.expressions.Expressions.equal("s", change.part)
         added, removed = self.file(change.added), self.file(change.removed)
@@ -352,14 +360,14 @@ class JavaPeer(FileMaker):
         return update.validateNoConflictingData() if change.isolation == "serializable" else update
 
     def outcome(self, change: Change, other: Change) -> dict[str, list[str]] | str:
-        """What is planned after a change that another one came before, or "refused"."""
+        """Return the planned data files after two changes, of which `other` is committed first, or "refused"."""
         start = self._table.currentSnapshot().snapshotId()
         update = self.update(change, start)
         self.update(other, start).commit()
         return self.planned() if self.commits(update.commit) else "refused"
 
     def commits(self, commit: Callable[[], object]) -> bool:
-        """Whether Java lets something be committed: False for a ValidationException."""
+        """Call `commit`, and return whether Java commits; False for a ValidationException."""
         try:
             commit()
         except Py4JJavaError as error:
@@ -370,7 +378,7 @@ class JavaPeer(FileMaker):
         return True
 
     def planned(self) -> dict[str, list[str]]:
-        """The live data files and the deletes that apply to them."""
+        """Return the live data files, with the deletes that apply to them."""
         self._table.refresh()
         return {
             task.file().location(): sorted(delete.location() for delete in elements(task.deletes()))

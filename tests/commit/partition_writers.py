@@ -33,14 +33,17 @@ PARTS = "abcdefgh"
 
 
 def change_of(writer: int, step: int) -> Change:
-    """What a writer does in a step: odd ones overwrite its partition with one file, even ones delete rows of it."""
+    """Return the change of a writer's step.
+
+    Odd steps overwrite the writer's partition with one file, and even steps delete rows of that file.
+    """
     operation = "overwrite_filter" if step % 2 else "vector"
     target = f"{PARTS[writer]}1" if step % 2 else f"{PARTS[writer]}1-{step - 1}"
     return Change(operation, target, f"-{step}", "serializable", with_filter=True)
 
 
 def expected(writers: int, commits: int) -> dict[str, list[str]]:
-    """What is planned at the end: each partition's last file, with the last vector for it."""
+    """Return the files that are planned at the end: the last file of each partition, with its last vector."""
     files = {}
     for writer in range(writers):
         last = commits if commits % 2 else commits - 1
@@ -59,7 +62,7 @@ def create(spark: SparkSession, folder: Path, writers: int) -> sm.Table:
 
 
 def work(spark: SparkSession, location: str, notes: Path, writer: int, commits: int) -> None:
-    """Make a writer's commits; note each one's outcome."""
+    """Make a writer's commits, and note the outcome of each."""
     table = sm.load_table(location, spark=spark)
     with notes.open("a") as lines:
         while (step := int(table.properties.get(f"writer.{writer}", "0")) + 1) <= commits:

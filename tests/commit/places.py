@@ -1,4 +1,7 @@
-"""The places where a table's pointer can be: a folder, S3, SQL, a REST catalog. A text names each, so it travels."""
+"""The pointers of test tables: in a folder, on S3, in SQL or in a REST catalog.
+
+A URI names each, so that it can be passed to processes.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,16 @@ KINDS = ["folder", "sqlite", "postgres"]
 
 
 def place(kind: str, folder: Path, postgres: str | None = None) -> str:
-    """The name of a place below a folder."""
+    """Return the URI of a kind of pointer, for tables below a folder."""
     return {"folder": "", "sqlite": f"sqlite:///{folder}/catalog.db", "postgres": postgres or ""}[kind]
 
 
 def open_operations(uri: str, folder: Path | str, files: Files | None = None) -> TableOperations:
-    """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder.
+    """Return the operations of the table in a folder, by the pointer that a URI names.
 
-    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name. `rest+`
-    and a URI are a REST catalog, and `|` and the URI of an S3 server after it are where the files of its tables are.
+    The URI may be empty for a file system table, or name a database of SQLite or PostgreSQL, or an S3 server with the
+    table's files in a folder of that name. `rest+` precedes the URI of a REST catalog. The URI of an S3 server for the
+    tables' files may follow it, after `|`.
     """
     if uri.startswith("rest+"):
         catalog_uri, _, store = uri.removeprefix("rest+").partition("|")

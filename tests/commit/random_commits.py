@@ -1,4 +1,4 @@
-"""Random operations on a table: what each asks of the engine, and what it does to the model of the table."""
+"""Random operations on a table: their requests to the engine, and their effects on the model of the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import sparkmeta as sm
 
 PARTS = ("a", "b", "ü/=", None)
-# Names of partition fields -> how many values they have; None: a value of column s.
+# Names of partition fields -> the number of their values; None for a value of the column s.
 PARTITION_FIELDS = {"s_identity": None, "id_bucket": 4, "id_more": 8}
 _COUNTS, _BOUNDS = pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int32(), pa.binary())
 _COLUMNS = pa.schema(
@@ -57,7 +57,7 @@ _COLUMNS = pa.schema(
 
 @dataclass
 class Maker:
-    """Makes files of random content, below a folder; only files of deletion vectors are really written."""
+    """A maker of files with random content, below a folder. Only files of deletion vectors are really written."""
 
     rng: random.Random
     spark: SparkSession
@@ -69,7 +69,7 @@ class Maker:
         return f"{self.folder}/data/{what} {self.name_count}{suffix}"
 
     def data(self, spec: tuple[int, Sequence[str]], like: File | None = None) -> File:
-        """A data file in some partition, or in the partition of another file."""
+        """Return a data file in some partition, or in the partition of another file."""
         rng, start = self.rng, self.rng.randrange(100)
         part = rng.choice(PARTS) if like is None else like.part
         return File(
@@ -93,12 +93,15 @@ class Maker:
         return File(EQUALITY, self.name("equality", ".parquet"), self.rng.randrange(1, 9), 300, *place)
 
     def positions(self, like: File, of: str | None) -> File:
-        """Position deletes of version 2, of one file or of its partition."""
+        """Return a position delete file of version 2, for one data file or its partition."""
         place = (like.spec_id, like.partition)
         return File(POSITION, self.name("positions", ".parquet"), self.rng.randrange(1, 9), 200, *place, of=of)
 
     def vectors(self, files: Iterable[File], live: Mapping[Any, File], least: int = 1) -> list[File]:
-        """Deletion vectors of files, in one Puffin file; each includes the positions of the vector that it replaces."""
+        """Return deletion vectors of files, in one Puffin file.
+
+        Each vector includes the positions of the vector that it replaces.
+        """
         path, chosen = self.name("dv", ".puffin"), []
         for file in files:
             old = next(
@@ -120,7 +123,7 @@ class Maker:
         ]  # fmt: skip
 
     def frame(self, files: Iterable[File]) -> DataFrame:
-        """Files in the columns that a commit reads."""
+        """Return files in the columns that a commit reads."""
         rows = [file_row(file) for file in files]
         partition = pa.struct(
             [(name, pa.int32() if count else pa.string()) for name, count in PARTITION_FIELDS.items()]
@@ -130,7 +133,7 @@ class Maker:
         )
 
     def named(self, files: Iterable[File]) -> DataFrame:
-        """Files to remove, in the columns that a commit reads."""
+        """Return files to remove, in the columns that a commit reads."""
         rows = [{"file_path": file.path, "content_offset": file.offset} for file in files]
         return local_frame(self.spark, pa.Table.from_pylist(rows, schema=_NAMED))
 
@@ -156,7 +159,7 @@ def file_row(file: File) -> dict[str, Any]:
 
 
 def metrics(file: File) -> dict[str, dict[int, Any]]:
-    """The metrics maps of a data file."""
+    """Return the metrics maps of a data file."""
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     if file.ids is not None:
@@ -177,10 +180,14 @@ def metrics(file: File) -> dict[str, dict[int, Any]]:
 
 @dataclass
 class Task:
-    """One snapshot to make. table: from which the transaction began; its own live files are `known` by their path.
+    """A snapshot to make.
 
-    spec: the one for new files. added_counts: files in each DataFrame that it adds. error: what the commit must be
-    refused with. before: the branch's live files before the first commit of the transaction.
+    Attributes:
+        table: the table from which the transaction began. The paths of its live files are in `known`.
+        spec: the partition spec of new files.
+        added_counts: the number of files in each added DataFrame.
+        error: the error with which the commit must be refused.
+        before: the branch's live files before the first commit of the transaction.
     """
 
     maker: Maker
@@ -196,14 +203,14 @@ class Task:
     before: Mapping[Key, File] = field(default_factory=dict)
 
     def replaces(self, removed: Sequence[File]) -> None:
-        """Expect a conflict where rows that this transaction has deleted would come back."""
+        """Expect a conflict if rows that this transaction has deleted would come back."""
         equality = [file for file in self._new_deletes() if file.content == EQUALITY]
         if any(not file.partition or same_partition(file, each) for file in equality for each in removed):
             self.error = CommitConflictError
         self.masks(removed)
 
     def masks(self, targets: Sequence[File]) -> None:
-        """Expect a conflict where this transaction has added a deletion vector for one of the data files."""
+        """Expect a conflict if this transaction has added a deletion vector for one of the data files."""
         paths = {file.path for file in targets}
         if any(file.of in paths for file in self._new_deletes()):
             self.error = CommitConflictError
@@ -212,13 +219,13 @@ class Task:
         return [file for key, file in self.draft.live.items() if file.content and key not in self.before]
 
     def added(self, files: Sequence[File]) -> DataFrame:
-        """New files as a commit takes them; of the draft from then on."""
+        """Add new files to the draft, and return them in the columns that a commit reads."""
         self.draft.add(files)
         self.added_counts.append(len(files))
         return self.maker.frame(files)
 
     def fits_root(self, limit: int) -> bool:
-        """Whether all files that it adds fit into the root, DataFrame by DataFrame."""
+        """Return whether all added files fit into the root, DataFrame by DataFrame."""
         room = limit
         for count in self.added_counts:
             if count > room:
@@ -269,7 +276,10 @@ def delete_matching(task: Task) -> None:
 
 
 def _filter(task: Task) -> str:
-    """A random filter; the files that it matches are removed from the draft, and where one matches partly, refused."""
+    """Return a random filter.
+
+    Files that it matches are removed from the draft. If a file matches partly, expect a refusal.
+    """
     text, part, below = random_filter(task.maker.rng)
     judged = {file.key: matches(file, part, below) for file in task.draft.data()}
     if "some" in judged.values():
@@ -320,7 +330,7 @@ def row_delta(task: Task) -> None:
 
 
 def rewrite(task: Task) -> None:
-    """Files of one partition become one file, with the rows that are not deleted."""
+    """Replace files of one partition by one file, with the rows that are not deleted."""
     targets = task.some_data(1)
     if not targets:
         return append(task)
@@ -337,7 +347,7 @@ def rewrite(task: Task) -> None:
 
 
 def rewrite_vectors(task: Task) -> None:
-    """Deletion vectors move to another Puffin file unchanged."""
+    """Move deletion vectors to another Puffin file, unchanged."""
     old = [file for file in task.draft.live.values() if file.is_vector and file.of in task.known]
     if not old:
         return append(task)
@@ -376,7 +386,7 @@ def delete_deletes(task: Task) -> None:
 
 
 def several(task: Task) -> None:
-    """Chained: files are added, and others removed by their paths and by a filter."""
+    """Chain operations: add files, and remove others by their paths and by a filter."""
     added = task.new_data(1, 7)
     task.update.append(task.added(added))
     files = task.some_data(3)
@@ -386,7 +396,7 @@ def several(task: Task) -> None:
 
 
 def nothing(task: Task) -> None:
-    """A snapshot of what was there."""
+    """Add a snapshot without changes."""
 
 
 def not_there(task: Task) -> None:
@@ -399,7 +409,7 @@ def not_there(task: Task) -> None:
 
 
 Operation = Callable[[Task], None]
-# What is done, and how often as many of all; and what may be done as well to a table that has moved on since.
+# Operations and their relative frequencies, and the operations that may also be done to a stale table.
 OPERATIONS: Mapping[Operation, int] = {
     append: 3, append_many: 4, delete: 3, delete_planned: 3, delete_matching: 2, overwrite: 2, row_delta: 6,
     rewrite: 2, rewrite_vectors: 1, replace_partitions: 2, delete_deletes: 1, several: 2, nothing: 1, not_there: 1,

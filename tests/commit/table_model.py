@@ -1,6 +1,6 @@
-"""What a table holds, in plain Python: its files, which deletes apply to which, and what each snapshot changed.
+"""A model of a table in plain Python: its files, the deletes that apply to them, and the changes of each snapshot.
 
-It knows nothing of manifests, only the rules of Iceberg's table spec (docs/semantics.md).
+It has no manifests, and follows only the rules of Iceberg's table spec (docs/semantics.md).
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class File:
-    """A data or delete file. offset, size of blob, positions: of a deletion vector.
+    """A data or delete file.
 
-    part: the value of column s in all rows. ids: the least and the greatest value of column id; None: unknown.
-    of: the data file that position deletes are of; None: of any in the partition.
+    Attributes:
+        part: the value of the column s in all rows.
+        ids: the least and the greatest value of the column id; None if they are unknown.
+        of: the data file of position deletes; None for any file in the partition.
+        offset: the offset of a deletion vector; `blob` is its size.
     """
 
     content: int
@@ -63,7 +66,7 @@ Files = Mapping[Key, File]
 
 
 class Delete(NamedTuple):
-    """As a plan shows it."""
+    """A delete file of a planned data file."""
 
     path: str
     offset: int | None
@@ -72,7 +75,7 @@ class Delete(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A data file as a plan shows it, but for its row ids."""
+    """A data file in a plan, without its row ids."""
 
     records: int
     size: int
@@ -83,7 +86,7 @@ class Planned(NamedTuple):
 
 
 class Change(NamedTuple):
-    """As `file_changes` shows it."""
+    """A row of `file_changes`."""
 
     change_type: str
     content: int
@@ -93,7 +96,7 @@ class Change(NamedTuple):
 
 
 def plan(files: Files) -> dict[str, Planned]:
-    """Data file -> its row in a plan without a filter."""
+    """Return the rows of a plan without a filter, by data file."""
     deletes = [file for file in files.values() if file.content != DATA]
     planned = {}
     for file in files.values():
@@ -105,7 +108,7 @@ def plan(files: Files) -> dict[str, Planned]:
 
 
 def applying(data: File, deletes: Iterable[File]) -> list[File]:
-    """The deletes of a data file: a deletion vector takes the place of all other position deletes."""
+    """Return the deletes of a data file. A deletion vector replaces all other position deletes."""
     equality = [delete for delete in deletes if delete.content == EQUALITY and delete.sequence > data.sequence
              and (not delete.partition or same_partition(delete, data))]  # fmt: skip
     positions = [delete for delete in deletes if delete.content == POSITION and delete.sequence >= data.sequence
@@ -120,18 +123,23 @@ def same_partition(file: File, other: File) -> bool:
 
 
 def deletes_that_go_with(paths: set[str], files: Files) -> dict[Key, File]:
-    """The deletion vectors of data files that are removed."""
+    """Return the deletion vectors of data files that are removed."""
     return {key: file for key, file in files.items() if file.is_vector and file.of in paths}
 
 
 def deletes_replaced(paths: set[str], files: Files) -> dict[Key, File]:
-    """The deletes that new deletion vectors replace: position deletes of a single one of these files."""
+    """Return the position deletes that new deletion vectors replace: files for a single one of these data files."""
     return {key: file for key, file in files.items() if file.content == POSITION and file.of in paths}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """files: the live ones after it. few: whether what it adds is little enough for its partitions to be counted."""
+    """A snapshot of the model.
+
+    Attributes:
+        files: the live files of the snapshot.
+        few: whether it adds few enough files that its partitions are counted.
+    """
 
     snapshot_id: int
     parent: Snapshot | None
@@ -151,7 +159,7 @@ class Snapshot:
         return changes
 
     def summary(self, before: Mapping[str, str]) -> dict[str, str]:
-        """The counts that its summary must have, given its parent's summary."""
+        """Return the counts that the summary must have, given its parent's summary."""
         counts = _counts("added", self.added.values()) + _counts("removed", self.removed.values())
         known = {key: str(count) for key, count in counts.items() if count}
         for total, (plus, minus) in _COUNTED.items():
@@ -181,7 +189,7 @@ def _counts(change: str, files: Iterable[File]) -> Counter[str]:
 
 @dataclass
 class Draft:
-    """A snapshot in the making: what an operation adds to the live files and removes from them."""
+    """A snapshot in the making: the files that an operation adds to the live files and removes from them."""
 
     live: dict[Key, File]
     added: dict[Key, File] = field(default_factory=dict)
@@ -194,19 +202,22 @@ class Draft:
         self.added |= {file.key: file for file in files}
 
     def remove(self, files: Iterable[File]) -> None:
-        """Data files go with their deletion vectors."""
+        """Remove files. Data files go with their deletion vectors."""
         gone = {file.key: file for file in files}
         gone |= deletes_that_go_with({file.path for file in gone.values() if file.content == DATA}, self.live)
         self.removed |= gone
 
     def finished(self, sequence: int) -> tuple[dict[Key, File], dict[Key, File]]:
-        """The added files, with their sequence number, and the live files after the snapshot."""
+        """Return the added files, with their sequence number, and the live files of the snapshot."""
         added = {key: replace(file, sequence=sequence) for key, file in self.added.items()}
         return added, {key: file for key, file in self.live.items() if key not in self.removed} | added
 
 
 def matches(file: File, part: str | None, below: int | None) -> str:
-    """How many rows of a data file match ``s = part and id < below``, where None leaves a condition out."""
+    """Return whether ``s = part and id < below`` matches all, some or no rows of a file.
+
+    A None leaves out a condition.
+    """
     if part is not None and file.part != part:
         return "none"
     if below is None:

@@ -1,4 +1,4 @@
-"""Tables whose commits add a snapshot that is only metadata, and count: what a test of the swap needs of a table."""
+"""Tables whose commits count, and add snapshots without files: enough for tests of the swap."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.spec.table_metadata import VERSIONS, encoded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# So that a test of an unknown outcome does not wait as long as a user should.
+# A test of an unknown outcome should not wait as long as a user.
 QUICK = {"commit.status-check.min-wait-ms": "1"}
 
 
 def new_table(
     location: str, properties: Mapping[str, str] = {}, version: int = 2, table_uuid: uuid.UUID | None = None
 ) -> TableMetadata:
-    """The first version of a table: a column, no snapshot."""
+    """Return the first version of a table, with one column and no snapshot."""
     source = VERSIONS[version]()
     known = {key: source[key] for key in ("format-version", "last-updated-ms", "next-row-id") if key in source}
     metadata = {
@@ -51,7 +51,7 @@ def new_table(
 
 
 def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) -> TableMetadata:
-    """Metadata with one more snapshot and changed properties; only the newest of the older snapshots stay."""
+    """Return metadata with one more snapshot and changed properties. Only the newest older snapshots stay."""
     snapshot_id = random.SystemRandom().randrange(1 << 62)
     parent = base.current_snapshot()
     sequence_number = base.last_sequence_number + 1
@@ -84,7 +84,7 @@ def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) ->
 
 
 def with_properties(base: TableMetadata, **properties: str) -> TableMetadata:
-    """The properties changed, and no more."""
+    """Return metadata with changed properties, and no other change."""
     return base.model_copy(
         update={"properties": {**base.properties, **properties}, "last_updated_ms": base.last_updated_ms + 1}
     )

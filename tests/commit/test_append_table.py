@@ -47,7 +47,7 @@ def loaded(spark: SparkSession, table: HandmadeTable) -> sm.Table:
 
 
 def source_of(folder: Path, **options: Any) -> HandmadeTable:
-    """Data files of two partitions, one of them removed, and files of no partition."""
+    """Return a table of data files of two partitions, one of them removed, and of no partition."""
     table = HandmadeTable(folder, summaries=True, **options)
     table.add(0, 1, *(data(f"x:a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
     table.add(0, 1, *(data(f"x:b{i}", 1, status=0, **B) for i in range(3)))
@@ -55,7 +55,7 @@ def source_of(folder: Path, **options: Any) -> HandmadeTable:
 
 
 def target_of(spark: SparkSession, folder: Path, properties: dict[str, str] = IN_LEAVES, **options: Any) -> sm.Table:
-    """A tree with one file, whose partition specs have other ids than the source's."""
+    """Return a tree with one file, whose partition specs have other ids than the source's."""
     table = HandmadeTable(folder, properties=properties, specs=((), BY_RATIO, BY_PART), **options)
     return loaded(spark, table.add(0, 0, data("x:old"))).maintenance.upgrade(4).commit()
 
@@ -67,7 +67,7 @@ def committed(table: sm.Table, change: Callable[[Any], Any]) -> sm.Table:
 
 
 def planned(table: sm.Table, **options: Any) -> list[dict[str, Any]]:
-    """A plan without the numbers and places of entries, and without the ids of specs; of the file `old`, nothing."""
+    """Return a plan without the file `old`, the numbers and positions of entries, and the ids of specs."""
     rows = [row.asDict(recursive=True) for row in table.scan(**options).plan_files().collect()]
     for row in rows:
         for entry in (row, *row["deletes"]):
@@ -78,7 +78,10 @@ def planned(table: sm.Table, **options: Any) -> list[dict[str, Any]]:
 
 
 def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> None:
-    """Assert that a table has the source's files, as `by_frame` has them of a DataFrame, all new in its snapshot."""
+    """Assert that a table has the source's files, all new in its snapshot.
+
+    `by_frame` is a table with the same files, added by a DataFrame.
+    """
     assert [row["file_path"] for row in planned(after)] == ["x:a0", "x:a2", "x:a3", "x:b0", "x:b1", "x:b2", "x:c0"]
     for row_filter in ("true", "id > 11", "part = 'a'", "id = 55", "part = 'b' and id = 3"):
         assert planned(after, row_filter=row_filter) == planned(source, row_filter=row_filter), row_filter
@@ -104,7 +107,7 @@ def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> No
 
 @pytest.mark.parametrize("direct_files", [1, 100])
 def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_files: int) -> None:
-    """In leaves as in the root. They have the metrics that a DataFrame of the same files gives them."""
+    """Leaves and roots have the same metrics as a DataFrame of these files gives."""
     source = loaded(spark, source_of(tmp_path / "source"))
     limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
     target = target_of(spark, tmp_path / "target", limits)
@@ -119,7 +122,7 @@ def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_file
 
 
 def tree_source(spark: SparkSession, tmp_path: Path) -> sm.Table:
-    """A tree with leaves of both layouts, masked entries, and files of the root."""
+    """Return a tree with leaves of both layouts, masked entries, and files in the root."""
     source = loaded(spark, source_of(tmp_path / "source", properties=IN_LEAVES)).maintenance.upgrade(4).commit()
     gone = local_frame(spark, pa.table({"file_path": ["x:b1"]}))
     source = committed(source, lambda update: update.delete(gone))
@@ -137,7 +140,7 @@ def tree_source(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def test_a_tree_as_source(spark: SparkSession, tmp_path: Path) -> None:
-    """All its files; at an older snapshot, too."""
+    """All files of a tree are added, also of an older snapshot."""
     source = tree_source(spark, tmp_path)
     target = target_of(spark, tmp_path / "target")
     after = committed(target, lambda update: update.append(source))
@@ -150,7 +153,10 @@ def test_a_tree_as_source(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path) -> None:
-    """They are affiliated with the new leaves, without one whose data file is gone. Alone, the files are refused."""
+    """The vectors are affiliated with the new leaves, except for the vector of a removed data file.
+
+    Without their data files, the vectors are refused.
+    """
     handmade = source_of(tmp_path / "source")
     places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
     vectors = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:b2", B), ("x:a1", A))
@@ -252,7 +258,7 @@ def test_columns_that_differ(spark: SparkSession, tmp_path: Path, theirs: Any, o
 
 
 def test_columns_that_may_differ(spark: SparkSession, tmp_path: Path) -> None:
-    """Names, types that can be read as wider ones, and columns that only the other table has."""
+    """Columns may differ in name, have a type that can be widened, or be in the other table only."""
     narrow = (column(1, "id", "int"), PART, column(3, "ratio", "float"))
     bounds = {
         "lower_bounds": [{"key": 1, "value": (5).to_bytes(4, "little")}],
@@ -299,7 +305,7 @@ def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path)
 
 
 def test_duplicates_and_retries(spark: SparkSession, tmp_path: Path) -> None:
-    """A second attempt uses the leaves of the first; a file that is in the table already is a conflict."""
+    """A second attempt reuses the leaves of the first. A file that the table already has is a conflict."""
     source = loaded(spark, source_of(tmp_path / "source"))
     target = target_of(spark, tmp_path / "target", IN_LEAVES | {"commit.retry.min-wait-ms": "1"})
     transaction = target.transaction()
@@ -328,7 +334,7 @@ CHOSEN = ["unknown_counts_v1", "spec_dropped_source_v2"]
 @pytest.mark.java
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
 def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """An emptied copy gets the table's files, and plans as the table does, or says which deletes prevent that."""
+    """An emptied copy gets the table's files and plans like the table, or an error names the deletes in the way."""
     peer = corpus.table(name)
     source = clone(peer, tmp_path / "source")
     empty = clone(peer, tmp_path / "target", emptied=True).maintenance.upgrade(4).commit()

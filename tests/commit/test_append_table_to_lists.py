@@ -1,4 +1,4 @@
-"""The files of a whole table are added to a table with a manifest list, in manifests that are written anew."""
+"""The files of a whole table are added to a table with a manifest list, in newly written manifests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ DRIVER_BYTES = "spark.sparkmeta.driver-manifest-bytes"
 
 @pytest.fixture(params=["driver", "tasks"])
 def place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
-    """Where manifests are read and written."""
+    """Return the process that reads and writes manifests: the driver or tasks."""
     if request.param == "tasks":
         spark.conf.set(DRIVER_BYTES, "0")
     yield request.param
@@ -69,7 +69,7 @@ def place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
 def target_of(
     spark: SparkSession, folder: Path, version: int, properties: dict[str, str] | None = None, **options: Any
 ) -> sm.Table:
-    """A table with one file, whose partition specs have other ids than the source's."""
+    """Return a table with one file, whose partition specs have other ids than the source's."""
     options = {"specs": ((), BY_RATIO, BY_PART)} | options
     table = HandmadeTable(folder, version, properties=properties or {}, summaries=True, **options)
     return loaded(spark, table.add(0, 0, data("x:old")))
@@ -77,7 +77,7 @@ def target_of(
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_files_are_those_of_a_data_frame(spark: SparkSession, tmp_path: Path, version: int, place: str) -> None:
-    """The files have all metrics, and what they inherit. Other readers find them."""
+    """The files have all metrics, and inherit the same values. Other readers find them."""
     source = loaded(spark, source_of(tmp_path / "source"))
     target = target_of(spark, tmp_path / "target", version)
     after = committed(target, lambda update: update.append(source))
@@ -91,7 +91,10 @@ def test_files_are_those_of_a_data_frame(spark: SparkSession, tmp_path: Path, ve
 
 
 def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """Neighbours are packed up to the target size. Each new manifest has the partitions of its sources only."""
+    """Neighboring manifests are packed up to the target size.
+
+    Each new manifest has only the partitions of its sources.
+    """
     table = HandmadeTable(tmp_path / "source", summaries=True)
     for number in range(12):
         part = {"partition": {"part": f"p{number:02}"}}
@@ -111,7 +114,7 @@ def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path
 
 
 def test_a_tree_as_source(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """All its files; at an older snapshot, too."""
+    """All files of a tree are added, also of an older snapshot."""
     source = tree_source(spark, tmp_path)
     after = committed(target_of(spark, tmp_path / "target", 3), lambda update: update.append(source))
     assert planned(after) == planned(source)
@@ -123,7 +126,7 @@ def test_a_tree_as_source(spark: SparkSession, tmp_path: Path, place: str) -> No
 
 
 def with_vectors(folder: Path) -> HandmadeTable:
-    """Deletion vectors of three live files, of a removed one, and of one that was never there."""
+    """Return a table with deletion vectors of three live files, of a removed one, and of an unknown one."""
     table = source_of(folder)
     places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
     vectors = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:a1", A), ("x:b9", B))
@@ -156,7 +159,7 @@ def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path, tree: bool
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_vector_that_is_older_than_its_file(spark: SparkSession, tmp_path: Path, tree: bool) -> None:
-    """Readers refuse such a table."""
+    """Readers refuse such a table, and so does the commit."""
     vector = deletion_vector("x:again", 2, content_size_in_bytes=40, **A)
     source = loaded(spark, source_of(tmp_path / "source").add(0, 1, data("x:again", 4, **A)).add(1, 1, vector))
     target = target_of(spark, tmp_path / "target", 3)
@@ -196,7 +199,7 @@ def test_deletes_that_can_not_follow(
 
 
 def created(spark: SparkSession, folder: Path, version: int, kind: Any, *orders: str) -> sm.Table:
-    """A table that is partitioned by a column of a type, with sort orders of a column each."""
+    """Create a table that is partitioned by a column of a type, with sort orders of one column each."""
     schema = Schema(NestedField(1, "n", kind, required=False), NestedField(2, "s", StringType(), required=False))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), f"{folder.name}_n"), spec_id=0)
     catalog = sm.load_catalog("local", type="hadoop", warehouse=folder.as_uri())
@@ -213,7 +216,7 @@ def created(spark: SparkSession, folder: Path, version: int, kind: Any, *orders:
 def test_values_of_other_types_and_orders(
     spark: SparkSession, tmp_path: Path, versions: tuple[int, int], place: str
 ) -> None:
-    """Partition values get the wider type; sort orders become those with the same fields, or none."""
+    """Partition values are widened. Sort orders become orders with the same fields, or none."""
     source = created(spark, tmp_path / "ints", versions[0], IntegerType(), "n", "s")
     rows = pa.table(
         {
@@ -244,7 +247,7 @@ TIMES = (*COLUMNS, {"id": 4, "name": "ts", "required": False, "type": "timestamp
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_transforms(spark: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
-    """Values of days and buckets, and of specs with other ids; the target has specs that the files do not use."""
+    """Values of days and buckets stay the same under other spec ids; the target has specs that no file uses."""
     source_table = HandmadeTable(
         tmp_path / "source", specs=((), BY_PART, BY_RATIO, BY_DAY_AND_BUCKET), schemas=(TIMES,)
     )
@@ -266,7 +269,7 @@ def test_transforms(spark: SparkSession, tmp_path: Path, tree: bool, place: str)
 
 
 def test_void_fields(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """They have no values, whatever type the values of other specs' fields with their id have."""
+    """Void fields have no values, even if fields of other specs with the same id have values."""
     void = {"source-id": 4, "field-id": 1002, "name": "v", "transform": "void"}
     source_specs = ((), BY_PART, BY_RATIO, (void,), (void | {"name": "ts", "transform": "identity"},))
     table = HandmadeTable(tmp_path / "source", specs=source_specs, schemas=(TIMES,))
@@ -300,7 +303,7 @@ def test_values_of_dropped_columns(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_unknown_file_sequence_numbers(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """Old writers left them out of entries that are not new."""
+    """Old writers left the numbers out of entries that are not new."""
     table = HandmadeTable(tmp_path / "source", 2)
     source = loaded(spark, table.add(0, 0, data("x:f", 3, status=0, file_sequence_number=None)))
     after = committed(target_of(spark, tmp_path / "target", 2), lambda update: update.append(source))
@@ -308,7 +311,7 @@ def test_unknown_file_sequence_numbers(spark: SparkSession, tmp_path: Path, plac
 
 
 def test_sessions_whose_tasks_open_no_files(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """What Spark's own sources are to read, the driver or tasks read all the same, as other writes do."""
+    """Manifests are still read by the driver or by tasks, as in other writes, though data files are left to Spark."""
     source = loaded(spark, source_of(tmp_path / "source"))
     target = target_of(spark, tmp_path / "target", 2)
     spark.conf.set("spark.sparkmeta.executor-reads", "spark")
@@ -320,7 +323,7 @@ def test_sessions_whose_tasks_open_no_files(spark: SparkSession, tmp_path: Path,
 
 
 def test_the_manifest_cache(spark: SparkSession, tmp_path: Path) -> None:
-    """Entries equal the manifests' entries, whether the cache has them or not."""
+    """Entries equal the manifests' entries, whether or not the cache contains them."""
     source = loaded(spark, source_of(tmp_path / "source"))
     spark.conf.set("spark.sparkmeta.manifest-cache", f"file://{tmp_path}/cache")
     spark.conf.set(DRIVER_BYTES, "0")
@@ -336,7 +339,7 @@ def test_the_manifest_cache(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_root_with_vectors(spark: SparkSession, tmp_path: Path) -> None:
-    """A tree with files of several specs and deletion vectors in its root."""
+    """The source is a tree with files of several specs and deletion vectors in its root."""
     source = loaded(spark, with_vectors(tmp_path / "source")).maintenance.upgrade(4).commit()
     compact = {"write.tree.direct-files": "100"}
     tree = target_of(spark, tmp_path / "tree", 3, compact).maintenance.upgrade(4).commit()
@@ -374,7 +377,7 @@ def test_counts_that_differ(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_duplicates_and_retries(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    """A second attempt uses the manifests of the first; a file that is in the table already is a conflict."""
+    """A second attempt reuses the manifests of the first. A file that the table already has is a conflict."""
     source = loaded(spark, source_of(tmp_path / "source"))
     target = target_of(spark, tmp_path / "target", 2, {"commit.retry.min-wait-ms": "1"})
     transaction = target.transaction()
@@ -410,7 +413,7 @@ def test_tables_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
 # Versions 1 to 3: tables of version 4 take only trees.
 NAMES = [name for name in peers.names() if not name.endswith("_v4")]
 CHOSEN = ["unknown_counts_v1", "spec_promoted_source_v2", "sort_orders_v3", "pyiceberg_transforms_v1"]
-# Why emptied copies of some tables can't have their files.
+# The reasons why emptied copies of some tables refuse their files.
 REFUSED = {
     "duplicated": "is added twice by the commit",
     "odd_statistics": "record_count of file",
@@ -418,12 +421,12 @@ REFUSED = {
 }
 
 
-# A table with two specs of the same fields; files of the older one get the default one.
+# A table with two specs of the same fields. Files of the older spec get the default spec.
 SAME_SPECS = "spec_from_unpartitioned"
 
 
 def java_files(peer: peers.PeerTable, table: sm.Table) -> Counter[str] | None:
-    """The data files that Iceberg's metadata table shows, without the ids of specs; None if it can't show them."""
+    """Return the data files of Iceberg's metadata table, without spec ids; None if it can't show them."""
     try:
         rows = peer.java.java.table(table.metadata_location).metadata_table("data_files")
         shown = collected({"files": rows.drop("first_row_id", "readable_metrics", "spec_id")})
@@ -435,7 +438,7 @@ def java_files(peer: peers.PeerTable, table: sm.Table) -> Counter[str] | None:
 @pytest.mark.java
 @pytest.mark.parametrize("name", NAMES if SOAK else CHOSEN)
 def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """An emptied copy gets the table's files. It plans as the table does, and Java reads the same files."""
+    """An emptied copy gets the table's files. It plans like the table, and Java reads the same files."""
     peer = corpus.table(name)
     source = clone(peer, tmp_path / "source")
     empty = clone(peer, tmp_path / "target", emptied=True)

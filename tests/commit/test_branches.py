@@ -1,4 +1,4 @@
-"""Branches that are brought together, by fast-forward and cherry-pick: with Java's outcome for the same history."""
+"""Branches are merged by fast-forward and cherry-pick, with Java's outcome for the same history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# The slice has one in so many histories.
+# The slice has one of this many histories.
 SHARE = 4
 AUDIT = "audit"
 PICKED = ("append", "replace_partitions", "overwrite_files", "overwrite_filter", "delete_files", "vector", "rewrite")
@@ -46,7 +46,7 @@ SHOWN = ("operation", "source-snapshot-id", "published-wap-id", "replace-partiti
 
 
 def histories() -> list[tuple[Change, Change | None, str | None]]:
-    """The change of the branch, the change of main, the branch's wap.id."""
+    """Return the branch's change, main's change, and the branch's wap.id of each history."""
     everything = [
         (Change(operation, "a1", "x"), other, "w1" if other is None or other.target == "b1" else None)
         for operation, other in product(PICKED, ON_MAIN)
@@ -92,7 +92,7 @@ def summary(table: sm.Table) -> Mapping[str, str]:
 
 @pytest.fixture(scope="module")
 def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
-    """The files of `BASE` on main and on the branch `audit`, which tests change in memory."""
+    """Return a table with the files of `BASE` on main and on the branch `audit`, which tests change in memory."""
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path_factory.mktemp("branches")))
     table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
     for files in BASE:
@@ -141,7 +141,10 @@ def test_cherry_picks_are_those_of_java(
 def of_java(
     peer: JavaPeer, change: Change, other: Change | None, wap_id: str | None
 ) -> tuple[dict[str, list[str]], dict[str, str], bool] | None:
-    """What is planned after the pick, the current snapshot's summary, whether it is new; None where it is refused."""
+    """Return Java's planned files after the pick, the current snapshot's summary, and whether that snapshot is new.
+
+    None if Java refuses.
+    """
     java = peer.table
     start = java.currentSnapshot().snapshotId()
     java.manageSnapshots().createBranch(AUDIT, start).commit()
@@ -316,7 +319,7 @@ def test_a_pick_of_what_the_table_does_not_have(table: sm.Table) -> None:
 
 
 def test_a_wap_id_is_published_once(table: sm.Table) -> None:
-    """Two branches with one wap.id: the second is refused, although the first was fast-forwarded."""
+    """Of two branches with one wap.id, the second is refused, although the first was fast-forwarded."""
     head = snapshot_of(table)
     table = commit(table, lambda tx: tx.manage_snapshots().create_branch(head, "again").commit())
     table = apply(table, Change("append", "a1", "x"), AUDIT, **{"wap.id": "w1"})
@@ -328,7 +331,7 @@ def test_a_wap_id_is_published_once(table: sm.Table) -> None:
 
 
 def test_a_pick_is_tried_again_on_what_another_commit_left(table: sm.Table) -> None:
-    """On the first try main could be fast-forwarded; on the second the files are copied, and on no third one again."""
+    """On the first try, main could be fast-forwarded; on the second, the files are copied. Another pick is refused."""
     table = apply(table, Change("append", "a1", "x"), AUDIT)
     stale = table
     table = apply(table, Change("append", "b1", "y"))

@@ -1,7 +1,7 @@
-"""Random change sets, valid and invalid, against a small model of the table.
+"""Random change sets, valid and invalid, are compared with a small model of the table.
 
-An invalid one is refused with an error that names its file, and leaves nothing behind; after the valid ones the table
-passes `check`, and plans as the model says. Commits run without Spark, as the driver makes small ones;
+An invalid change set is refused with an error that names its file, and leaves nothing behind. After the valid ones, the
+table passes `check`, and plans like the model. Commits run without Spark, like small commits of the driver.
 SPARKMETA_SOAK=1 makes more than 10,000 of them.
 """
 
@@ -84,7 +84,13 @@ class Vector:
 
 @dataclass
 class Model:
-    """What is live. data: path -> its row. vectors: data file -> its vector. equality: path -> its row."""
+    """The live files.
+
+    Attributes:
+        data: path -> row of a data file.
+        vectors: path of a data file -> its vector.
+        equality: path -> row of an equality delete file.
+    """
 
     data: dict[str, Row] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -98,7 +104,7 @@ class Model:
         self.vectors.pop(path, None)
 
     def planned(self) -> dict[str, tuple[int, str | None]]:
-        """Data file -> its records, and the Puffin file of its vector."""
+        """Return the record count, and the Puffin file of the vector, by data file."""
         return {
             path: (row["record_count"], self.vectors[path].path if path in self.vectors else None)
             for path, row in self.data.items()
@@ -106,7 +112,11 @@ class Model:
 
 
 class ChangeSet(NamedTuple):
-    """What a commit does. refused: what the error names of one that is invalid."""
+    """A commit's changes.
+
+    Attributes:
+        refused: the text that the error about an invalid change set contains.
+    """
 
     change: Callable[[Any], Any]
     refused: str | None = None
@@ -143,7 +153,7 @@ class World:
         return row | values
 
     def vector_rows(self, positions: Mapping[str, frozenset[int]]) -> list[Row]:
-        """Deletion vectors of data files, in one Puffin file."""
+        """Return deletion vectors of data files, in one Puffin file."""
         path = self.folder / f"vectors-{self.count}.puffin"
         self.count += 1
         blobs = [write_deletion_vector(PositionBitmap.of(sorted(each))) for each in positions.values()]
@@ -164,13 +174,13 @@ class World:
         return self.rng.sample(known, min(len(known), self.rng.randrange(1, most + 1)))
 
     def grown(self, path: str) -> frozenset[int]:
-        """Positions for a new vector of a file: the old vector's, and others."""
+        """Return the positions of a file's new vector: the old vector's positions, and more."""
         records = self.model.data[path]["record_count"]
         old = self.model.vectors[path].positions if path in self.model.vectors else frozenset()
         return old | set(self.rng.sample(range(records), self.rng.randrange(1, records + 1)))
 
     def named(self, paths: Sequence[str]) -> Any:
-        """Files to remove; some rows say where their files stand, rightly or not."""
+        """Return files to remove. Some rows name the partition of their file, rightly or wrongly."""
         rows = []
         for path in paths:
             row: Row = {"file_path": path}
@@ -184,7 +194,7 @@ class World:
     # -- commits ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """One random change set is applied or refused."""
+        """Apply a random valid change set, or assert that an invalid one is refused."""
         operation = self.rng.choice(VALID if self.rng.random() < 0.5 or not self.model.data else [*VALID, *INVALID])
         before, table = self.files(), opened(self.swap)
         model = self.model.copy()
@@ -206,7 +216,7 @@ class World:
         return {path.name for path in (self.folder / "table" / "metadata").iterdir()}
 
     def into_leaves(self) -> None:
-        """Data files that come in leaves of one partition or of several, as tasks write them."""
+        """Add data files in leaves of one partition or of several, as tasks write them."""
         table = opened(self.swap)
         rows = [self.data() for _ in range(self.rng.randrange(1, 9))]
         rows.sort(key=lambda row: (row["partition"]["s"] or "", row["partition"]["id_bucket"]))
@@ -365,7 +375,7 @@ def null_path(world: World) -> ChangeSet:
 
 
 def broken_row(world: World) -> ChangeSet:
-    """A row with an invalid column."""
+    """Return a change set with a row that has an invalid column."""
     values: list[tuple[Row, str]] = [
         (world.data(record_count=-1), "record_count"),
         (world.data(file_size_in_bytes=-2), "file_size_in_bytes"),
@@ -432,12 +442,12 @@ def test_change_sets(spark: SparkSession, tmp_path_factory: pytest.TempPathFacto
 
 
 def vector_of(row: Any) -> str | None:
-    """The Puffin file of a planned file's deletion vector."""
+    """Return the Puffin file of a planned file's deletion vector."""
     return next((delete.file_path for delete in row.deletes if delete.content == 1), None)
 
 
 def test_the_model_is_not_blind(tmp_path: Path) -> None:
-    """Every kind of invalid change set comes up, and the model tells a lost file."""
+    """Every kind of invalid change set occurs, and the model detects a lost file."""
     world = World(cast("Any", None), tmp_path, random.Random(1))
     rows = [world.data() for _ in range(3)]
     model = Model({row["file_path"]: row for row in rows})

@@ -21,7 +21,7 @@ Broken = tuple[str, str, str]
 
 
 def violations(table: Table) -> set[Broken]:
-    """(rule, last part of the location, value) of each."""
+    """Return (rule, last part of the location, value) of each violation."""
     rows = table.check().collect()
     assert all(row["problem"] for row in rows)
     return {(row["rule"], row["location"].rpartition("/")[2], row["value"]) for row in rows}
@@ -32,7 +32,7 @@ def files(*names: str) -> list[Entry]:
 
 
 def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
-    """Every kind of entry, masks, affinity, tombstones, a compaction and an append in one commit."""
+    """The tree has every kind of entry, masks, affinity, tombstones, and a compaction and an append in one commit."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     m1, m2 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3")), tree.leaf("m2", data("x:d4", None), *files("x:d5"))
     x1 = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {2}), referenced_file=m1.location)
@@ -266,7 +266,7 @@ BROKEN: list[Callable[[TreeTable], Any]] = [
     bounds_the_wrong_way_round_in_a_leaf,
     bounds_the_wrong_way_round_in_the_root,
 ]
-# What comes with a fault by its nature: the entry breaks a second rule.
+# Faults that break a second rule too.
 ALSO = {
     wrong_kind_in_data_leaf: {"entry-fields"},
     manifest_in_leaf: {"entry-fields"},

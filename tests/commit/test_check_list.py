@@ -1,4 +1,4 @@
-"""`check` of tables with manifest lists names each contradiction, and nothing in a sound table."""
+"""`check` of a table with manifest lists names each contradiction, and nothing if there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SWAPPED = long_bounds(9, 2)
 
 
 def violations(table: Table) -> set[Broken]:
-    """(rule, last part of the location, value) of each, which the driver and tasks find."""
+    """Return (rule, last part of the location, value) of each violation. The driver and tasks find the same."""
     rows = table.check_arrow().to_pylist()
     assert all(row["problem"] for row in rows)
     with configured(table.state.spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
@@ -179,7 +179,7 @@ def test_a_contradiction(case: Callable[[HandmadeTable], Broken], tmp_path: Path
 
 
 def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: SparkSession) -> None:
-    """The other manifests are checked all the same."""
+    """The other manifests are checked nevertheless."""
     table = handmade(tmp_path).add(0, 0, data("x:d0")).add(0, 0, data("x:d1", **SWAPPED)).add(0, 0, data("x:d2"))
     location, folder = table.write(), tmp_path / "t" / "metadata"
     whole = (folder / "m0.avro").read_bytes()
@@ -202,7 +202,7 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
 
 
 def test_deletes_of_another_spec_are_refused_in_every_version(tmp_path: Path, spark: SparkSession) -> None:
-    """The manifest names the new spec, tuples have the field of the old one, as DuckDB writes them."""
+    """The manifest names the new spec, but tuples have the old one's field, as DuckDB writes them."""
     for version in (2, 3):
         deletes = position_deletes("x:p0", partition={"part": "a"})
         table = handmade(tmp_path / str(version), version).add(0, 1, data("x:d0", partition={"part": "a"}))

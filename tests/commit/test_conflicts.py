@@ -1,4 +1,4 @@
-"""Which commits of others refuse one, and what is read to tell: beyond what is held against Java."""
+"""Conflicts with concurrent commits, and the files that are read to find them, beyond the comparisons with Java."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = "abcd"
 
 @dataclass(frozen=True)
 class NotedFiles(LocalFiles):
-    """Local files, and the locations of those that the driver has read."""
+    """Local files that record the locations that the driver reads."""
 
     read_locations: list[str] = field(default_factory=list)
 
@@ -39,17 +39,17 @@ class NotedFiles(LocalFiles):
 
 
 def in_memory(table: sm.Table) -> sm.Table:
-    """The table, to be committed to without changing what others see of it."""
+    """Return the table with operations that commit in memory, so that other tests see no change."""
     return replace(table, operations=Pointer(table.version))
 
 
 def behind(table: sm.Table, newest: sm.Table) -> sm.Table:
-    """The table before the other commit, so that its own commits meet the newest version."""
+    """Return the table before a concurrent commit, so that its own commits meet the newest version."""
     return replace(table, operations=Pointer(newest.version))
 
 
 def append(table: sm.Table, *names: str) -> sm.Table:
-    """Adds files, in a leaf."""
+    """Add files, in a leaf."""
     with table.transaction() as tx:
         tx.set_properties(LEAVES)
         tx.update_snapshot().append(rows(table.state.spark, map(File, names)))
@@ -63,7 +63,7 @@ def delete(table: sm.Table, *names: str) -> sm.Table:
 
 
 def insert(table: sm.Table, row_filter: str, **options: Any) -> sm.Table:
-    """An append that read what a filter matches."""
+    """Append a file, after reading the rows that a filter matches."""
     with table.transaction() as tx:
         update = tx.update_snapshot().append(rows(table.state.spark, [File("z1")]))
         update.validate_no_conflicts(row_filter, **options)
@@ -71,14 +71,14 @@ def insert(table: sm.Table, row_filter: str, **options: Any) -> sm.Table:
 
 
 def leaf_of(table: sm.Table, name: str) -> Path:
-    """The leaf that holds a data file."""
+    """Return the leaf that contains a data file."""
     rows_of_file = table.scan().plan_files().where(f"file_path = '/data/{name}'").select("manifest_path").collect()
     return Path(rows_of_file[0][0].removeprefix("file://"))
 
 
 @contextmanager
 def missing(leaves: set[Path]) -> Iterator[None]:
-    """Leaves that can't be opened, for a while."""
+    """Move leaves away for a while, so that they can't be opened."""
     for leaf in leaves:
         leaf.rename(leaf.with_suffix(".away"))
     try:
@@ -90,7 +90,7 @@ def missing(leaves: set[Path]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
-    """A leaf for each partition, with the files 1 and 2 of it."""
+    """Return a table with a leaf for each partition, which contains the partition's files 1 and 2."""
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path_factory.mktemp("leaves")))
     table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
     with table.transaction() as tx:
@@ -103,7 +103,7 @@ def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Ta
 
 @pytest.fixture(scope="module")
 def newest(base: sm.Table) -> sm.Table:
-    """What others have done since: data in a and b, a file of c removed, a vector for one of d."""
+    """Return the table after concurrent commits: data in a and b, a file of c removed, a vector for a file of d."""
     table = append(in_memory(base), "a5", "a6")
     table = append(table, "b5")
     table = delete(table, "c1")
@@ -131,7 +131,7 @@ def test_only_leaves_that_may_tell_are_opened(
     opened: tuple[str, ...],
     conflict: str | None,
 ) -> None:
-    """In a table of many leaves, only leaves that others added or masked since are read, if the filter may match."""
+    """Of many leaves, only leaves that concurrent commits added or masked are read, if the filter may match."""
     leaves = {leaf_of(newest, f"{part}2") for part in PARTS} | {leaf_of(newest, "a5"), leaf_of(newest, "b5")}
     assert len(leaves) == len(PARTS) + 2
     needed = {leaf_of(newest, name) for name in opened}
@@ -152,7 +152,7 @@ def test_only_leaves_that_may_tell_are_opened(
 
 
 def test_data_that_was_rewritten_since_is_still_new(base: sm.Table) -> None:
-    """The rewrite's file holds the rows that were added: that the added file is gone again proves nothing."""
+    """A rewritten file contains the added rows: the removal of the added file does not resolve the conflict."""
     table = append(in_memory(base), "a5")
     table = apply(table, Change("rewrite", "a5", "x"))
     with pytest.raises(CommitConflictError, match="added data that may match: /data/a5"):
@@ -194,7 +194,7 @@ def test_partitions_are_overwritten_side_by_side(base: sm.Table, layout: str) ->
 def test_new_equality_deletes_refuse_rewrites_of_files_that_they_apply_to(
     base: sm.Table, layout: str, deletes: list[str], refused: str | None
 ) -> None:
-    """a1 holds ids up to 9, a2 from 10: deletes of these ids in a have no row of a1 to delete."""
+    """a1 has ids up to 9, and a2 from 10: deletes of a2's ids apply to no row of a1."""
     table = in_memory(base)
     with table.transaction() as tx:
         tx.set_properties(ROOT if layout == "root" else LEAVES)
@@ -212,7 +212,7 @@ def test_new_equality_deletes_refuse_rewrites_of_files_that_they_apply_to(
 
 @pytest.fixture(scope="module")
 def upgraded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[sm.Table, int]:
-    """A tree that was a table of Java's, with a branch, and the first of the snapshots that Java made."""
+    """Return a tree that was a table of Java's, with a branch, and the first snapshot that Java made."""
     shop = Workshop(Java(spark), f"upgraded{tmp_path_factory.mktemp('upgraded').name}")
     shop.create_by_java(SCHEMA.model_dump()["fields"], [("s", "identity")], version=3)
     peer = JavaPeer(shop.java, shop.table)
@@ -230,7 +230,7 @@ def upgraded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 def renamed(spark: SparkSession, *files: File) -> DataFrame:
-    """Files of a table whose partition field has the name that a workshop gives it."""
+    """Return files of a table whose partition field has the name that a workshop chooses."""
     return rows(spark, files).withColumn("partition", F.expr("named_struct('s_identity', partition.s)"))
 
 
@@ -249,7 +249,7 @@ def renamed(spark: SparkSession, *files: File) -> DataFrame:
 def test_what_was_read_before_an_upgrade(
     upgraded: tuple[sm.Table, int], row_filter: str, isolation: str, conflict: str | None
 ) -> None:
-    """Manifest lists say what their snapshots changed, too."""
+    """Manifest lists record the changes of their snapshots too."""
     table, first = upgraded
 
     tx = in_memory(table).transaction()

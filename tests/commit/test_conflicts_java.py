@@ -1,6 +1,6 @@
-"""Whether a commit is refused after another one: as Iceberg's Java library decides, for every pair of operations.
+"""For every pair of operations, a commit is refused after the other one if Iceberg's Java library refuses it.
 
-Java's outcomes are recorded when the test runs, on a table with the same files: of format version 3 for trees, of the
+Java's outcomes are recorded during the test, on a table with the same files: of format version 3 for trees, and of the
 same version for manifest lists.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.java, pytest.mark.usefixtures("either_way")]
 
-# The pairs of the slice: each rule once where it refuses, and once where it does not.
+# The pairs of the slice: for each rule, a pair that it refuses, and a pair that it accepts.
 CHOSEN = {
     "overwrite_filter-serializable": ("append-a1", "append-b1"),
     "overwrite_filter-snapshot-filter": ("append-a1", "overwrite_filter-b1", "rewrite-a2", "equality-a2"),
@@ -59,7 +59,7 @@ CHOSEN = {
 LAYOUTS = {"root": {}, "leaves": {"write.tree.direct-files": "0"}}
 VERSIONS = {"v1": 1, "v2": 2, "v3": 3}
 
-# (operation, the other one) -> why ours is refused where Java commits.
+# (operation, concurrent operation) -> the reason why we refuse, though Java commits.
 COMPACTED = "a compaction is a plan for named leaves: where another one has replaced them, it is to be planned again"
 MISSING = "without a validation Java does not look whether what is replaced is there, and doubles its rows"
 DANGLING = "Java keeps a deletion vector of a data file that is gone"
@@ -73,7 +73,7 @@ REFUSED_BY_OURS = {
 
 
 def changes() -> list[Change]:
-    """The operations in progress: all are about file a1 or its partition."""
+    """Return the operations in progress, which all concern the file a1 or its partition."""
     listed = []
     for operation in OPERATIONS:
         isolations = (None, "snapshot", "serializable") if operation in VALIDATED else (None,)
@@ -84,7 +84,7 @@ def changes() -> list[Change]:
 
 
 def others() -> list[Change]:
-    """The concurrent ones: about the same file, the other one of the partition, one of another partition."""
+    """Return the concurrent operations: on the same file, another one of its partition, or one of another partition."""
     pairs = product(OPERATIONS, ("a1", "a2", "b1"))
     return [Change(operation, target, "y") for operation, target in pairs
             if not (operation in BY_PARTITION and target == "a2")]  # fmt: skip
@@ -98,7 +98,7 @@ def cases() -> list[tuple[Change, Change]]:
 
 
 class Tables:
-    """One table a layout or format version, and the versions of it that the concurrent operations make."""
+    """A table for each layout or format version, and its versions after the concurrent operations."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
@@ -106,7 +106,7 @@ class Tables:
         self._versions: dict[tuple[str, Change], sm.Table] = {}
 
     def stale(self, layout: str, other: Change) -> sm.Table:
-        """The table before the other operation, which a commit then meets."""
+        """Return the table before the concurrent operation, which its next commit then meets."""
         before = self._table(layout)
         if (layout, other) not in self._versions:
             self._versions[layout, other] = apply(self._at(before, before), other)
@@ -154,7 +154,10 @@ def case_id(part: Change | str) -> str:
 
 
 def list_cases() -> list[Any]:
-    """Each pair in one version that has its files, in the soak in every one; of manifests only the change itself."""
+    """Return each pair in one version that supports its files; in the soak in every one.
+
+    Only the first change may compact manifests.
+    """
     listed = []
     for change, other in cases():
         needed = max(3 if each.operation == "vector" else 2 if each.operation == "equality" else 1

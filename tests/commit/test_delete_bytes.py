@@ -1,7 +1,7 @@
-"""What the delete of one file writes, from a table of a million files in 100 leaves with stats of 23 columns.
+"""The bytes that the delete of one file writes, to a table of a million files in 100 leaves with stats of 23 columns.
 
-Iceberg's format version 3 writes a manifest anew, of 8 MiB where nothing else is asked for; a tree at most a hundredth.
-`python -m tests.benchmarks --part deletes` does both, on real tables.
+Iceberg's format version 3 rewrites a manifest, which has 8 MiB by default. A tree writes at most a hundredth. `python
+-m tests.benchmarks --part deletes` measures both, on real tables.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LETTERS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
 def stats(rng: random.Random, part: int) -> dict[str, Any]:
-    """Stats of 10,000 files with random texts and numbers as bounds, as in Iceberg's PlanningBenchmark."""
+    """Return stats of 10,000 files with random texts and numbers as bounds, as in Iceberg's PlanningBenchmark."""
     content_stats = {}
     for field_id, kind in TYPES.items():
         lower: Any = "" if kind == "string" else -(1 << 31) + rng.randrange(500_000)
@@ -57,7 +57,7 @@ def stats(rng: random.Random, part: int) -> dict[str, Any]:
 
 
 def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:
-    """The root's entries for the leaves; in the files there is an entry each, which is what a delete looks for."""
+    """Yield the root's entries of the leaves. Their files have only the entry that the delete searches for."""
     for number in range(LEAVES):
         entry = {"content_type": 0, "location": f"file:///data/{number}", "file_format": "parquet",
                  "version_info": {"status": 1}, "partition_spec_id": 0, "record_count": 100_000,

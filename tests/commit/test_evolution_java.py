@@ -1,4 +1,4 @@
-"""Changes of schema, partition spec, sort order, properties and refs: the metadata is Java's after the same changes."""
+"""Changes of schema, partition spec, sort order, properties and refs result in the same metadata as Java's changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def spec(change: Callable[[Any], Any]) -> Callable[[sm.Table], Any]:
 
 
 def sort_order(change: Callable[[Any], Any], distribution: str = "range") -> Callable[[sm.Table], Any]:
-    """Spark's statement sets the distribution mode as well."""
+    """Return a change of the sort order. It sets the distribution mode too, like Spark's statement."""
 
     def carry_out(table: sm.Table) -> None:
         with table.transaction() as tx:
@@ -106,7 +106,7 @@ def snapshot(table: sm.Table, number: int) -> int:
 
 
 def api(statement: str) -> Callable[[Workshop], Any]:
-    """A change by Java's API: an expression of `table`, `exprs`, and `ids`, the ids of the snapshots in order."""
+    """Return a change by Java's API, an expression of `table`, `exprs` and `ids`, the snapshot ids in order."""
 
     def carry_out(shop: Workshop) -> None:
         exprs = shop.java.iceberg.expressions.Expressions
@@ -124,7 +124,7 @@ FIRST, LAST = NullOrder.NULLS_FIRST, NullOrder.NULLS_LAST
 FIELDS = ("d2", "time_year", "label", "short", "label_trunc_3", "key_bucket_4")
 Carry = str | Callable[["Workshop"], Any]
 Change = Callable[["sm.Table"], Any]
-# name -> what Java does, what we do.
+# name -> Java's change, our change.
 SCHEMA_STEPS: dict[str, tuple[Carry, Change]] = {
     "add a column": (
         "ADD COLUMN n INT COMMENT 'a number'", schema(lambda u: u.add_column("n", IntegerType(), doc="a number"))
@@ -280,7 +280,10 @@ def java(shop: Workshop, change: Carry) -> None:
 
 
 def settled(shop: Workshop) -> dict[str, Any]:
-    """What is compared; name mappings as JSON, without columns that have no names left, which Java keeps."""
+    """Return the fields to compare, with name mappings as JSON.
+
+    The mappings lack columns without names, which Java keeps.
+    """
     shown = comparable(document(shop))
     shown["properties"] = {
         key: named(json.loads(value)) if key == "schema.name-mapping.default" else value
@@ -295,7 +298,7 @@ def named(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", [1, 2, 3] if SOAK else [1, 3])
 def test_metadata_is_that_of_java(spark: SparkSession, version: int) -> None:
-    """Change after change, on twin tables with rows and a name mapping."""
+    """Twin tables with rows and a name mapping are changed repeatedly."""
     theirs, ours = twins(spark, f"evolved_{version}", COLUMNS, version=version, properties=FIRST_PROPERTIES)
     mapping = "java.iceberg.mapping.NameMappingParser.toJson(java.iceberg.mapping.MappingUtil.create(table.schema()))"
     for shop in (theirs, ours):
@@ -311,7 +314,7 @@ def test_metadata_is_that_of_java(spark: SparkSession, version: int) -> None:
     assert rows(ours) == rows(theirs)
 
 
-# name -> what Java refuses, what we refuse, and the reason that we give.
+# name -> the change that Java refuses, the change that we refuse, and our reason.
 REFUSED: dict[str, tuple[Carry, Change, str]] = {
     "a default": (
         api('table.updateSchema().addColumn("d", types.IntegerType.get(), literal.of(5)).commit()'),

@@ -1,8 +1,8 @@
 """The examples of the V4 document, in its order.
 
-Those that our commits write are made by commits; other encodings that the document shows are written by hand. Each
-states what is live, what the snapshot changed, and the root's entries as `name:status`, leaves first. Examples 18, 20
-and 21 are of no table: see the tests of upgraded metadata, of the layout and of bitmaps.
+Encodings that our commits write are made by commits. The document's other encodings are written by hand. Each example
+states the live files, the snapshot's changes, and the root's entries as `name:status`, leaves first. Examples 18, 20
+and 21 concern no table: see the tests of upgraded metadata, of the layout and of bitmaps.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ COLUMNS = Schema(NestedField(1, "id", LongType()))
 
 
 def names(changes: Changes) -> tuple[set[str], set[str]]:
-    """The names of the added and of the removed files."""
+    """Return the names of the added and of the removed files."""
     return {file_name(file.location) for file in changes.added}, {file_name(file.location) for file in changes.removed}
 
 
 def live(table: sm.Table, snapshot_id: int | None = None) -> dict[str, list[str]]:
-    """Data files -> their deletes, as a scan plans them."""
+    """Return the deletes of each data file, as a scan plans them."""
     try:
         rows = table.scan(snapshot_id=snapshot_id).plan_files().select("file_path", "deletes.file_path").collect()
     except Exception as error:
@@ -67,7 +67,7 @@ def live(table: sm.Table, snapshot_id: int | None = None) -> dict[str, list[str]
 
 
 def planned(table: sm.Table, snapshot_id: int | None = None) -> set[str]:
-    """The data files that a scan plans. None has deletes."""
+    """Return the data files that a scan plans. None has deletes."""
     deletes = live(table, snapshot_id)
     assert not any(deletes.values())
     return set(deletes)
@@ -78,7 +78,7 @@ def planned(table: sm.Table, snapshot_id: int | None = None) -> set[str]:
 
 @dataclass
 class Committed:
-    """A table, and what its last commit did."""
+    """A table, and the number of files that its last commit wrote."""
 
     spark: SparkSession
     table: sm.Table
@@ -88,7 +88,11 @@ class Committed:
     def new(
         spark: SparkSession, folder: Path, direct_files: int, schema: Schema = COLUMNS, spec: Any = None
     ) -> Committed:
-        """direct_files: more new files than this become a leaf."""
+        """Create a table.
+
+        Args:
+            direct_files: the number of new files above which they become a leaf.
+        """
         catalog = sm.load_catalog("x", type="hadoop", warehouse=str(folder))
         properties = {"write.tree.direct-files": str(direct_files)}
         spec = spec or UNPARTITIONED_PARTITION_SPEC
@@ -97,7 +101,7 @@ class Committed:
         )
 
     def files(self, *paths: str, **values: Any) -> DataFrame:
-        """Files of ten rows."""
+        """Return files of ten rows."""
         plain = {"file_format": "parquet", "record_count": 10, "file_size_in_bytes": 100} | values
         columns = ", ".join(f"{value!r} {name}" for name, value in plain.items() if not isinstance(value, str))
         texts = ", ".join(f"'{value}' {name}" for name, value in plain.items() if isinstance(value, str))
@@ -105,7 +109,7 @@ class Committed:
         return self.spark.sql(" union all ".join(selects))
 
     def vectors(self, *pairs: tuple[str, str]) -> DataFrame:
-        """Deletion vectors of all ten rows, each in a Puffin file: (name, data file)."""
+        """Return deletion vectors of all ten rows, in a Puffin file each, from pairs of its name and the data file."""
         frames = []
         for name, of in pairs:
             blob = write_deletion_vector(PositionBitmap.of(range(10)))
@@ -126,7 +130,7 @@ class Committed:
         return self.spark.sql(" union all ".join(f"select '/d/{path}' file_path" for path in paths))
 
     def commit(self, operation: str, *args: Any, **kwargs: Any) -> None:
-        """One operation as a commit; `written` is how many manifests and Puffin files it wrote."""
+        """Commit one operation, and set `written` to the number of manifests and Puffin files that it wrote."""
         folder = Path(self.table.location().removeprefix("file://")) / "metadata"
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         with self.table.transaction() as tx:
@@ -139,7 +143,7 @@ class Committed:
         self.written = sum(name.endswith((".parquet", ".puffin", ".avro")) for name in new)
 
     def reading(self, back: int = 0) -> Reading:
-        """The root of the newest snapshot, or of one before it."""
+        """Return the root of the newest snapshot, or of the one `back` snapshots before it."""
         snapshot = self.table.snapshots()[-1 - back]
         tree = self.table.state.at(snapshot).tree
         assert tree is not None
@@ -160,7 +164,7 @@ class Committed:
         )[0]
 
     def root(self) -> list[str]:
-        """The root's entries, leaves as their files: `D1:ADDED`, `(D1 D2):EXISTING`, `mask{0}:ADDED`."""
+        """Return the root's entries, with leaves by their files: `D1:ADDED`, `(D1 D2):EXISTING`, `mask{0}:ADDED`."""
         return shown(self.reading())
 
     def changes(self) -> tuple[set[str], set[str]]:
@@ -294,7 +298,7 @@ def test_11_one_deletion_vector_takes_the_place_of_another(spark: SparkSession, 
     assert table.root() == ["(D1 D2):EXISTING", "(DV1):EXISTING", "mask{0}:ADDED", "DV2:ADDED"]
     assert table.changes() == ({"DV2"}, {"DV1"})
     table.commit("row_delta", None, table.vectors(("DV4", "D2")))
-    # The delete leaf, all masked, has left the root.
+    # The delete leaf, which is fully masked, has left the root.
     assert table.root() == ["(D1 D2):EXISTING", "DV2:DELETED", "DV4:ADDED"]
     assert table.changes() == ({"DV4"}, {"DV2"})
     assert live(table.table) == {"D1": [], "D2": ["DV4"]}
@@ -326,7 +330,7 @@ def test_16_a_data_file_goes_with_its_deletion_vector(spark: SparkSession, tmp_p
 
 
 def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
-    """A manifest list becomes a root of EXISTING leaves; the manifests stay, and deletes mask rows of them."""
+    """A manifest list becomes a root of EXISTING leaves. The manifests stay, and deletes mask their rows."""
     old = handmade.HandmadeTable(tmp_path / "t", 3)
     old.add(0, 0, handmade.data("/d/D0", status=2), *(handmade.data(f"/d/D{number}") for number in (1, 2, 3)))
     old.add(1, 0, handmade.deletion_vector("/d/D1"), handmade.deletion_vector("/d/D3", content_offset=50))
@@ -363,7 +367,7 @@ def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_19_partition_values_of_equality_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """("commit", 2025-06-20): the day of the time, derived from the expression's stats (semantics 17.8)."""
+    """("commit", 2025-06-20) is the day of the time, derived from the expression's stats (semantics 17.8)."""
     schema = Schema(NestedField(1, "event_type", StringType()), NestedField(2, "event_ts", TimestamptzType()))
     day = PartitionField(2, 1001, DayTransform(), "event_ts_day")
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "event_type"), day)
@@ -396,7 +400,7 @@ def tree(tmp_path: Path) -> HandmadeTree:
 
 
 def check(tree: HandmadeTree, spark: SparkSession, *expected: tuple[set[str], set[str], set[str]]) -> None:
-    """expected: for each snapshot what is live, what it added and what it removed."""
+    """Compare the live, added and removed files of each snapshot with the expected ones."""
     table = tree.load(spark)
     for number, (files, added, removed) in enumerate(expected, 1):
         assert planned(table, 100 + number) == files
@@ -405,7 +409,7 @@ def check(tree: HandmadeTree, spark: SparkSession, *expected: tuple[set[str], se
 
 
 def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) -> None:
-    """M3 has what M1 and M2 had, each entry with its own numbers; the change is D7 alone."""
+    """M3 has the entries of M1 and M2, each with its own numbers. The only change is D7."""
     from sparkmeta.commit.next_root import Stamp, TreeChange, next_root
     from sparkmeta.manifests.v4.root import Root
     from tests.commit.handmade_trees import SCHEMA, pa
@@ -429,7 +433,7 @@ def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) 
 
 
 def test_10_several_masks_of_a_leaf(spark: SparkSession, tree: HandmadeTree) -> None:
-    """Two live vectors are refused; lenient readers still find the changes."""
+    """Two live vectors of a leaf are refused. Lenient readers still find the changes."""
     tree.leaf("M1", THREE)
     tree.snapshot(tree.of("M1", ADDED, 1))
     old = tree.of("M1", EXISTING, 1)
@@ -448,7 +452,7 @@ def test_10_several_masks_of_a_leaf(spark: SparkSession, tree: HandmadeTree) -> 
 
 
 def test_11_several_deletion_vectors_of_a_file(spark: SparkSession, tree: HandmadeTree) -> None:
-    """Two live ones are refused: either alone would bring deleted rows back."""
+    """Two live vectors of a file are refused: either alone would bring deleted rows back."""
     tree.leaf("M1", [data("D1", EXISTING, 1), data("D2", EXISTING, 1)])
     tree.leaf("M2", [vector("DV1", "D2", EXISTING, 1)])
     tree.leaf("M3", [vector("DV2", "D2")])
@@ -461,7 +465,7 @@ def test_11_several_deletion_vectors_of_a_file(spark: SparkSession, tree: Handma
 
 
 def test_12_a_mask_of_a_new_leaf(spark: SparkSession, tree: HandmadeTree) -> None:
-    """Masked entries of a leaf that is itself new were never there."""
+    """Masked entries of a new leaf never existed."""
     tree.leaf("M1", THREE)
     tree.snapshot(tree.of("M1", ADDED, 1), data("D5", ADDED, 1), tree.mask("M1", {1}, ADDED, 1))
     check(tree, spark, ({"D1", "D3", "D5"}, {"D1", "D3", "D5"}, set()))
@@ -472,7 +476,7 @@ SEVEN, LAST = set(range(7)), set(TEN[7:])
 
 
 def ten(tree: HandmadeTree) -> None:
-    """A leaf of ten, seven of them masked."""
+    """Add a leaf of ten files, of which seven are masked."""
     tree.leaf("m1", [data(name) for name in TEN])
     tree.snapshot(tree.of("m1", ADDED, 1), tree.mask("m1", SEVEN, ADDED, 1))
 

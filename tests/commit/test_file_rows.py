@@ -1,4 +1,4 @@
-"""Files as users give them, turned into entries: what is filled in, where partition values go, what is refused."""
+"""Rows of files, as users pass them, become entries: derived columns, partition values and refused rows."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_partition_values_are_tight_bounds() -> None:
 
 @pytest.mark.parametrize(("size", "average"), [(7, 7), (0, 0), (None, None), (-1, None)])
 def test_average_sizes_of_texts(size: int | None, average: int | None) -> None:
-    """They are those in memory that a writer reports; sizes in the file say nothing about them."""
+    """Average sizes are sizes in memory, as a writer reports. Sizes in the file don't determine them."""
     table = with_maps(file(), lower_bounds={2: b"a"}, value_counts={1: 10, 2: 10}, column_sizes={1: 100, 2: 100})
     sizes = [] if size is None else [(1, size), (2, size)]
     table = table.append_column("avg_value_sizes", pa.array([sizes], pa.map_(pa.int32(), pa.int32())))
@@ -261,7 +261,7 @@ def test_average_sizes_of_texts(size: int | None, average: int | None) -> None:
 
 
 def test_a_partition_value_replaces_truncated_bounds() -> None:
-    """What the tuple is derived from is the value itself, whole (semantics 17.5)."""
+    """The tuple is derived from the whole value (semantics 17.5)."""
     row = file(spec_id=1, partition={"part": "long value", "ts_day": date(2024, 1, 5)})
     table = with_maps(
         row, lower_bounds={2: b"lon"}, upper_bounds={2: b"loo"}, value_counts={2: 12}, null_value_counts={}

@@ -28,7 +28,7 @@ Changes = set[tuple[str, str]]
 
 
 def changes(table: Table, start: int | None, end: int | None = None, *, lenient: bool = False) -> Changes:
-    """(+ or -, path) of each change; a duplicate row is an error."""
+    """Return (+ or -, path) of each change, and assert that no row is repeated."""
     frame = table.file_changes(start, end, columns=["file_path"], lenient=lenient)
     rows = [("+" if row["change_type"] == "added" else "-", row["file_path"]) for row in frame.collect()]
     assert len(rows) == len(set(rows))
@@ -110,7 +110,7 @@ def test_compaction_during_an_append_is_no_change(tree: TreeTable, spark: SparkS
 
 
 def test_several_vectors_of_one_leaf(tree: TreeTable, spark: SparkSession) -> None:
-    """Example 10 in the draft's own form, which only lenient readers take."""
+    """Example 10 in the draft's own form, which only lenient readers accept."""
     m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     v1, v2, v3 = tree.mask(m1, {1}), tree.mask(m1, {2}), tree.mask(m1, {1, 2})
     tree.snapshot(added=[m1])
@@ -240,7 +240,7 @@ def test_positions_where_only_spark_reads(tree: TreeTable, spark: SparkSession) 
 def test_positions_of_vectors_that_share_files(
     tree: TreeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, reads: str
 ) -> None:
-    """A file that each snapshot adds to, as far as offsets go; whatever else it holds is not read."""
+    """Each snapshot appends to one Puffin file. Only the bytes at the vectors' offsets are read."""
     names = [f"x:d{number}" for number in range(6)]
     old = tree.vectors({name: {number} for number, name in enumerate(names)}, gap=500_000)
     new = tree.vectors({name: {number, 7, 9} for number, name in enumerate(names)})
@@ -321,7 +321,7 @@ def test_manifest_lists_and_the_first_tree_after_them(tmp_path: Path, spark: Spa
 
 
 def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
-    """The table in version 4. Its first root masks an entry of an unchanged manifest."""
+    """Return the table in version 4, after a first root that masks an entry of an unchanged manifest."""
     state = replace(table.state, metadata=upgrade_metadata(table.metadata))
     metadata, base = state.metadata, base_root(state)
     change = TreeChange(masks={manifest: PositionBitmap.of([ordinal])})
@@ -345,7 +345,7 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
 
 
 def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) -> None:
-    """Only two of 40 leaves are opened: the others are deleted, and the plan still succeeds."""
+    """Only two of 40 leaves are opened: the plan succeeds although the other leaves are deleted."""
     leaves = [tree.leaf(f"m{number}", *files(f"x:a{number}", f"x:b{number}")) for number in range(40)]
     new = tree.leaf("new", *files("x:n1"))
     before = [tree.mask(leaf, {0}) for leaf in leaves[5:9]]
@@ -398,7 +398,10 @@ def test_expired_history(tree: TreeTable, spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("with_layout", [True, False])
 def test_what_was_masked_before_an_expired_parent(tree: TreeTable, spark: SparkSession, with_layout: bool) -> None:
-    """Roots of our layout keep what they replace, so that its absence says there was nothing; others may not."""
+    """Roots of our layout keep replaced vectors, so that a missing one proves that none existed.
+
+    Other roots may not.
+    """
     m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})], with_layout=with_layout)

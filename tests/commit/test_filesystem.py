@@ -1,4 +1,4 @@
-"""What the swap of a file system table does about names that repeat, codecs, hints and stores."""
+"""The swap of a file system table with repeated names, codecs, hints and stores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODEC = "write.metadata.compression-codec"
 
 @dataclass(frozen=True)
 class Meanwhile(LocalFiles):
-    """Files of a writer that is slow to publish: something happens right before, or right after it."""
+    """Files of a slow writer: a callback runs right before, or right after, a publication."""
 
     before: Callable[[], object] = lambda: None
     after: Callable[[], object] = lambda: None
@@ -76,7 +76,7 @@ def commits(swap: FileSystemOperations, number: int) -> TableVersion:
 
 @dataclass(frozen=True)
 class ReadSlowly(LocalFiles):
-    """Files of a reader in whose way others commit: after each of a number of metadata files that it reads."""
+    """Files of a slow reader: another commit follows each of the first metadata files that it reads."""
 
     commits: list[Callable[[], object]]
 
@@ -88,7 +88,7 @@ class ReadSlowly(LocalFiles):
 
 
 def test_a_commit_while_a_table_is_dropped(swap: FileSystemOperations) -> None:
-    """The file that stays describes the version of that commit."""
+    """The remaining file describes the version of that commit."""
     create(swap)
     dropped = FileSystemOperations(ReadSlowly([lambda: commits(swap, 1)]), swap.folder).drop()
     assert names(swap.folder) == {dropped.rpartition("/")[2]}
@@ -136,7 +136,7 @@ def test_the_name_becomes_free_while_a_writer_sleeps(swap: FileSystemOperations)
 
 
 def test_the_name_becomes_free_while_a_writer_of_properties_sleeps(swap: FileSystemOperations) -> None:
-    """Nothing tells whether the others built on it: no snapshot is its own."""
+    """Without a snapshot of its own, the writer can't tell whether other commits built on its version."""
     old = create(swap, **DELETES)
     slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
     with pytest.raises(CommitStateUnknownError):
@@ -179,7 +179,7 @@ def test_where_the_publication_stands(swap: FileSystemOperations, base: TableVer
 
 
 def faulty(kind: Kind, *, lasting: bool = False) -> FaultyFiles:
-    """Files whose publication, in a commit to an ordinary table, goes wrong."""
+    """Return files that fail to publish, in a commit to an ordinary table."""
     return FaultyFiles(fault=Fault(2, kind, "publish", lasting))
 
 
@@ -213,7 +213,7 @@ def test_the_publication_failed(swap: FileSystemOperations, base: TableVersion) 
 def test_a_request_may_be_under_way(
     swap: FileSystemOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that did not answer may write the object later, after a retry."""
+    """A store that did not respond may write the object later, after a retry."""
     monkeypatch.setattr("sparkmeta.operations.filesystem.is_local", lambda _: False)
     with pytest.raises(CommitStateUnknownError):
         FileSystemOperations(faulty(Kind.FAILS), swap.folder).commit(base, appended(base.metadata))
@@ -223,7 +223,7 @@ def test_a_request_may_be_under_way(
 def test_a_client_that_repeats_its_request(
     swap: FileSystemOperations, base: TableVersion, properties_only: bool
 ) -> None:
-    """The first was answered by nobody, the second by: there is such an object. It is ours."""
+    """The first request gets no response. The second is refused, since the first one has written the object."""
 
     class Repeats(LocalFiles):
         def publish(self, location: str, data: bytes) -> None:
@@ -243,7 +243,7 @@ def test_another_has_the_name(swap: FileSystemOperations, base: TableVersion) ->
 
 
 def test_a_lost_answer_and_others_on_top(swap: FileSystemOperations) -> None:
-    """Ours is deleted as an old version by the time we look."""
+    """Our file has been deleted as an old version when the outcome is checked."""
     create(swap, **DELETES)
     old = commits(swap, 2)
 
@@ -315,7 +315,10 @@ def test_a_table_of_a_catalog(swap: FileSystemOperations) -> None:
 
 
 def test_the_hint_of_a_slow_writer(swap: FileSystemOperations) -> None:
-    """It comes so late that its version is deleted: readers look for a higher one, the next commit puts it right."""
+    """The hint arrives after its version is deleted.
+
+    Readers search for a higher version, and the next commit corrects the hint.
+    """
     create(swap, **DELETES)
     newest = commits(swap, 4)
     hint = Path(f"{swap.folder.removeprefix('file://')}/metadata/version-hint.text")
@@ -334,7 +337,7 @@ def test_a_hint_does_not_go_back(swap: FileSystemOperations) -> None:
 
 
 def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog: pytest.LogCaptureFixture) -> None:
-    """Else a hint that is left behind would name a file that is gone."""
+    """Otherwise an outdated hint would name a deleted file."""
     create(swap, **DELETES)
     base = commits(swap, 3)
 
@@ -349,7 +352,10 @@ def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog:
 
 
 def test_old_versions_with_a_gap(swap: FileSystemOperations) -> None:
-    """One that could not be deleted, or whose writer was killed first, stays before a gap, and the hint may name it."""
+    """An old version may stay before a gap, since its deletion failed or its writer was killed.
+
+    The hint may name it.
+    """
     old = create(swap, **DELETES)
     old_bytes = LocalFiles().read(old.metadata_location)
     newest = commits(swap, 4)
@@ -363,7 +369,7 @@ def test_old_versions_with_a_gap(swap: FileSystemOperations) -> None:
 
 
 def test_a_gap_comes_while_a_writer_sleeps(swap: FileSystemOperations) -> None:
-    """The base still exists and the name after it is free, but the version published there is not the current one."""
+    """The base still exists and the next name is free, but the version published there is not the current one."""
     old = create(swap, **DELETES)
     old_bytes = LocalFiles().read(old.metadata_location)
 
@@ -411,7 +417,7 @@ def test_a_version_is_deleted_before_it_is_read(swap: FileSystemOperations) -> N
 
 
 def test_how_many_requests_it_takes(swap: FileSystemOperations, base: TableVersion) -> None:
-    """A commit's requests: on a store each takes some 30 ms."""
+    """Each request of a commit to a store takes about 30 ms."""
     files = FaultyFiles()
     FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
     assert [name for name, _ in files.operations] == [

@@ -1,4 +1,4 @@
-"""Files that are passed to a commit as Arrow tables and as pyiceberg's data files, without a session."""
+"""Files are passed to a commit as Arrow tables or as pyiceberg's data files, without a session."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def files(table: Table) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_both_forms_are_the_same(tmp_path: Path, version: int) -> None:
-    """Values of partitions have the form that pyiceberg reads from manifests."""
+    """Partition values have the form that pyiceberg reads from manifests."""
     given = [data_file("a", version=min(version, 3)), data_file("b", None, None, None, None)]
     table = commit(new_table(tmp_path / "files", version), lambda update: update.append(given))
     first, second = files(table)
@@ -114,7 +114,7 @@ def test_files_beyond_the_root_are_written_to_leaves(tmp_path: Path) -> None:
     ]
     assert table.state.tree is not None
     assert len(table.state.tree.root.leaves) == 1
-    for name in "fgh":  # the third one moves the files of the others into a leaf
+    for name in "fgh":  # the third append moves the earlier files into a leaf
         table = commit(table, lambda update, name=name: update.append([data_file(name)]))  # type: ignore[misc]
     assert table.state.tree is not None
     assert len(table.state.tree.root.leaves) == 2

@@ -1,4 +1,4 @@
-"""Commits to tables of AWS Glue: conflicts by the versions of its entries, and answers that are lost."""
+"""Commits to tables of AWS Glue: conflicts by the versions of its entries, and lost responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def operations(s3: S3Server, namespace: str, retries: int = 0) -> GlueOperations
 
 @pytest.fixture
 def swap(s3: S3Server) -> GlueOperations:
-    """The operations of a table that does not exist yet, by a client that repeats no request."""
+    """Return the operations of a table that does not exist yet. Its client repeats no request."""
     swap = operations(s3, f"ns_{uuid.uuid4().hex[:8]}")
     swap.catalog.create_namespace(swap.identifier[:-1])
     return swap
@@ -76,7 +76,7 @@ def test_nothing_to_commit_to(swap: GlueOperations, base: TableVersion) -> None:
 
 
 def test_a_conflict(swap: GlueOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another commit comes first: before the client looks, or between its look and its request."""
+    """Another commit comes first: before the client reads the entry, or between its read and its request."""
     first = swap.commit(base, appended(base.metadata))
     with pytest.raises(CommitFailedError, match=f"{base.metadata_location} is no longer the current version"):
         swap.commit(base, appended(base.metadata))
@@ -106,7 +106,7 @@ def test_an_entry_without_a_version(swap: GlueOperations, base: TableVersion, mo
 
 
 class Faults:
-    """Ends a number of requests to Glue of one kind."""
+    """Let a number of requests to Glue fail in one way."""
 
     def __init__(self, action: str, times: int) -> None:
         self.action, self.times = action, times
@@ -123,7 +123,7 @@ class Faults:
 def test_one_lost_answer(
     s3: S3Server, swap: GlueOperations, tmp_path: Path, action: str, fault: str, retries: int
 ) -> None:
-    """The table is looked up, and the request sent again unless it was executed, by the client itself or by us."""
+    """The entry is read, and the request is repeated unless it was executed, by the client itself or by us."""
     swap = operations(s3, swap.identifier[0], retries)
     version = None if action == "CreateTable" else swap.commit(None, new_table(tmp_path.as_uri()))
     new = new_table(tmp_path.as_uri()) if version is None else appended(version.metadata)

@@ -1,4 +1,4 @@
-"""Commits with idempotency keys: each is done once, however often and after whatever failure it is repeated."""
+"""A commit with an idempotency key happens once, however often it is repeated, and after any failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.transaction import Transaction
 
 QUERY, EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
-# How many faults of each kind of table are in the slice.
+# The number of faults in the slice, for each kind of table.
 SLICE = 8
 Key = tuple[str, int]
 
@@ -46,7 +46,7 @@ def add(
     properties: Mapping[str, str] | None = None,
     branch: str | None = None,
 ) -> Transaction[sm.Table]:
-    """The committed transaction that adds a file."""
+    """Return a committed transaction that adds a file."""
     with table.transaction() as tx:
         tx.update_snapshot(branch, properties, idempotency_key=key).append(files(table.state.spark, number))
     return tx
@@ -68,7 +68,7 @@ def test_versions_count_in_the_history_of_a_branch(table: sm.Table, caplog: pyte
         table.current_snapshot()
     ).items()
     before = files_below(folder)
-    # A table that has not seen the commit finds it when its own is refused.
+    # A stale table finds the commit when its own one is refused.
     for version, base in ((5, table), (4, table), (5, empty), (0, empty)):
         caplog.clear()
         tx = add(base, 2, ("app", version))
@@ -87,7 +87,7 @@ def test_versions_count_in_the_history_of_a_branch(table: sm.Table, caplog: pyte
     table = add(table.refresh(), 5, ("app", 6), branch="old").commit()
     assert table.committed_version("app", branch="old") == 6
     assert table.committed_version("another", branch="old") is None
-    # What a rollback takes back can be done again. So can what has expired.
+    # A commit can be repeated after a rollback, or after its snapshot has expired.
     table.manage_snapshots().replace_branch("main", head(first)).commit()
     table = add(table.refresh(), 6, ("another", 0)).commit()
     assert numbers(table) == [1, 6]
@@ -109,13 +109,13 @@ def test_a_query_and_its_epoch_are_a_key(table: sm.Table) -> None:
     table = add(table, 4, ("q", 5)).commit()
     assert add(table, 5, properties={QUERY: "q", EPOCH: "5"}).commit() is table
     assert numbers(table) == [1, 2, 3, 4]
-    # Another writer's snapshots may have anything there.
+    # Snapshots of other writers may have any value there.
     table = add(table, 5, properties={"idempotency.version": "x"}).commit()
     assert table.committed_version("q") == 5
 
 
 def stream(table: sm.Table, epoch: int, number: int, branch: str = "main") -> Transaction[sm.Table]:
-    """The committed transaction of a batch that adds a file."""
+    """Return the committed transaction of a batch that adds a file."""
     return add(table, number, properties={QUERY: "q", EPOCH: str(epoch)}, branch=branch)
 
 
@@ -145,7 +145,10 @@ def test_an_epoch_outlives_its_snapshot(table: sm.Table) -> None:
 
 @pytest.mark.parametrize("table", [1, 3], indirect=True)
 def test_an_epoch_of_a_tagged_snapshot_behind_expired_ones(table: sm.Table) -> None:
-    """The table has the snapshot, but the history of the branch does not reach it. Version 1 is upgraded on the way."""
+    """The tagged snapshot still exists, but the branch's history does not reach it.
+
+    Version 1 is upgraded on the way.
+    """
     table = stream(table, 10, 1).commit()
     tagged = head(table)
     table.manage_snapshots().create_tag(tagged, "audit").commit()
@@ -164,7 +167,7 @@ def test_an_epoch_of_a_tagged_snapshot_behind_expired_ones(table: sm.Table) -> N
 
 @pytest.mark.parametrize("table", [1, 3], indirect=True)
 def test_epochs_are_done_again_after_a_rollback_and_an_expiry(table: sm.Table) -> None:
-    """The branch's head is rolled back to a snapshot that records an earlier epoch, or none."""
+    """The branch is rolled back to a snapshot that records an earlier epoch, or none."""
     table = stream(table, 1, 1).commit()
     first = head(table)
     table = stream(stream(table, 2, 2).commit(), 3, 3).commit()
@@ -186,7 +189,7 @@ def test_epochs_are_done_again_after_a_rollback_and_an_expiry(table: sm.Table) -
     other = head(table)
     table = stream(table, 5, 10).commit()
     table.manage_snapshots().rollback_to_snapshot(other).commit()
-    # A record in the history decides, even if it has no property: Iceberg's own sink makes none.
+    # The history decides, even for a snapshot without a property, since Iceberg's own sink sets none.
     table = expired(add(table.refresh(), 11, ("q", 4)).commit())
     assert len(table.snapshots()) == 1
     table = stream(table, 5, 12).commit()
@@ -254,7 +257,7 @@ def test_what_is_picked_keeps_its_key(table: sm.Table) -> None:
 def test_a_commit_is_made_once_whatever_fails(
     table: sm.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
-    """It is repeated after each fault, with the table before it and with the table after it."""
+    """The commit is repeated after each fault, with the table before it and with the table after it."""
     spark, location = table.state.spark, table.location()
     expected: list[int] = []
 

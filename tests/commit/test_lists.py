@@ -1,4 +1,4 @@
-"""Commits to tables with manifest lists: of many files, merged, tried again, and with faults."""
+"""Commits to tables with manifest lists: many files, merges, retries and faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.commit import file_writer
-from sparkmeta.commit.file_rows import FILES_PER_KEY, KEYS, PLACE, FileTasks
+from sparkmeta.commit.file_rows import FILE_ORDER, FILES_PER_KEY, KEYS, FileTasks
 from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import listed_rows
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
@@ -39,7 +39,7 @@ def new_table(spark: SparkSession, folder: Path, version: int = 2, **properties:
 
 
 def data_files(spark: SparkSession, start: int, stop: int) -> DataFrame:
-    """Files of 10 rows in partitions a to e."""
+    """Return files of 10 rows in the partitions a to e."""
     part = F.element_at(F.array(*map(F.lit, "abcde")), (F.col("id") % 5 + 1).cast("int"))
     return spark.range(start, stop).select(
         F.concat(F.lit("/data/f"), "id").alias("file_path"),
@@ -73,7 +73,7 @@ def live(table: sm.Table) -> set[int]:
 
 
 def left_over(table: sm.Table, folder: Path) -> set[str]:
-    """The metadata files that no snapshot, and no version of the table, names."""
+    """Return the metadata files that neither a snapshot nor a version of the table names."""
     used = {"version-hint.text"}
     for entry in (table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)):
         used.add(entry.rpartition("/")[2])
@@ -88,7 +88,7 @@ def left_over(table: sm.Table, folder: Path) -> set[str]:
 def test_many_files_are_written_by_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """Several manifests of the target size, sorted by partition; then a file of each is removed."""
+    """Several manifests of the target size are sorted by partition. Then a file of each is removed."""
     monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", 2_000)
     table = new_table(spark, tmp_path, version, commit__manifest__target_size_bytes="20000")
     table = change(table, data_files(spark, 0, 3000))
@@ -116,7 +116,7 @@ def test_many_files_are_written_by_tasks(
 
 
 def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path) -> None:
-    """The keys that bound the ranges are not the keys of every hundredth file, which might share a partition."""
+    """The samples that bound the ranges are not the keys of every hundredth file, which might share a partition."""
     state = new_table(spark, tmp_path).state
     form = manifest_format(state, ContentType.DATA_MANIFEST, 0, "m", 1 << 20)
     tasks = FileTasks(listed_rows(state), {(0, 0): form}, frozenset({0}), 1)
@@ -127,7 +127,7 @@ def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path)
         "partition": pa.array([{"s": f"{number % 100:02}"} for number in range(count)]),
         "record_count": [10] * count,
         "file_size_in_bytes": [100] * count,
-        PLACE: range(count),
+        FILE_ORDER: range(count),
     }
     (row,) = tasks.encode([pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})])
     keys = read_rows_stream(row.column(KEYS)[0].as_buffer())
@@ -139,7 +139,7 @@ def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_retry_writes_only_the_list(spark: SparkSession, tmp_path: Path) -> None:
-    """Another commit comes first: manifests are used again, unless that commit changed what they were made of."""
+    """After a concurrent commit, manifests are reused, unless that commit changed their sources."""
     table = change(new_table(spark, tmp_path), data_files(spark, 0, 20))
     with table.transaction() as tx:
         tx.update_snapshot().append(data_files(spark, 20, 30)).delete(named(spark, 3))
@@ -159,7 +159,7 @@ def live_at(table: sm.Table, snapshot_id: int) -> set[int]:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_commit_that_fails(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    """Its files are deleted if it is known not to have been committed; after an unknown outcome all stay."""
+    """Files of a commit are deleted if it certainly failed. After an unknown outcome, all files stay."""
     table = change(new_table(spark, tmp_path, commit__retry__num_retries="0"), data_files(spark, 0, 5))
     before = {path.name for path in (tmp_path / "db" / "t" / "metadata").iterdir()}
 
@@ -202,7 +202,7 @@ def change_file(table: sm.Table, **fields: object) -> None:
 def test_a_table_that_can_not_be_committed_to_any_more(
     spark: SparkSession, tmp_path: Path, fields: dict[str, object], problem: str
 ) -> None:
-    """The first attempt meets the table's new version, which is another commit's."""
+    """The first attempt meets the table's new version, which another commit wrote."""
     table = change(new_table(spark, tmp_path, 3), data_files(spark, 0, 2))
     transaction = table.transaction()
     transaction.update_snapshot().append(data_files(spark, 2, 4))
@@ -232,7 +232,7 @@ def test_a_table_that_is_gone_when_a_commit_is_tried_again(
 
 
 def equality_deletes(spark: SparkSession, name: str) -> DataFrame:
-    """An equality delete of ids in all files of the partition a."""
+    """Return an equality delete file for ids in all files of the partition a."""
     deletes = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"/data/{name}"))
     return deletes.withColumns({"content": F.lit(2), "equality_ids": F.array(F.lit(1))})
 
@@ -258,7 +258,7 @@ def test_data_sequence_numbers_that_no_snapshot_read_has(
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_a_rewrite_is_no_older_than_what_it_replaces(spark: SparkSession, tmp_path: Path, version: int) -> None:
-    """An equality delete that is older than a file would apply to the one that replaces it."""
+    """An equality delete that is older than a file would apply to an older replacement."""
     table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
     with table.transaction() as tx:
         tx.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
@@ -286,7 +286,7 @@ def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
 
 
 def test_row_ids_that_another_commit_assigned_stay(spark: SparkSession, tmp_path: Path) -> None:
-    """Manifests without row ids are merged; meanwhile, another commit lists the same ones with row ids."""
+    """Manifests without row ids are merged, while another commit lists the same manifests with row ids."""
     limits = {"commit__manifest__min_count_to_merge": "3", "commit__manifest_merge__enabled": "false"}
     table = new_table(spark, tmp_path, **limits)
     for number in (0, 1):
@@ -311,7 +311,7 @@ def row_ids(table: sm.Table) -> dict[str, int]:
 
 
 def position_file(spark: SparkSession, path: Path, data_path: str, *positions: int, names: bool) -> DataFrame:
-    """A position delete file of a data file in the partition a, which its entry names or not."""
+    """Return a position delete file for a data file in the partition a. Its entry may name the data file."""
     write_position_deletes(path, [(data_path, position) for position in positions] + [("/data/other", 0)])
     file = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"file://{path}"))
     known = {"content": F.lit(1), "record_count": F.lit(len(positions) + 1).cast("long")}
@@ -319,7 +319,7 @@ def position_file(spark: SparkSession, path: Path, data_path: str, *positions: i
 
 
 def vector(spark: SparkSession, path: Path, data_path: str, *positions: int) -> DataFrame:
-    """A deletion vector of a data file in the partition a."""
+    """Return a deletion vector of a data file in the partition a."""
     facts = {name: F.lit(value) for name, value in write_vector(path, [*positions]).items()}
     file = data_files(spark, 0, 1).drop("value_counts").withColumns({"file_path": F.lit(f"file://{path}")})
     facts |= {"file_format": F.lit("puffin"), "referenced_data_file": F.lit(data_path)}
@@ -333,7 +333,7 @@ def vector(spark: SparkSession, path: Path, data_path: str, *positions: int) -> 
 def test_a_vector_has_the_positions_of_older_position_deletes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
 ) -> None:
-    """Readers of the vector pass over the position delete files of an upgraded table, so their rows would come back."""
+    """Readers of the vector skip the position delete files of an upgraded table, whose rows would come back."""
     monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
     table = change(new_table(spark, tmp_path), data_files(spark, 0, 1))
     with table.transaction() as tx:
@@ -357,7 +357,7 @@ MISSING = ("record_count", "file_format", "file_size_in_bytes", "file_path", "pa
 def test_bad_rows_are_refused_however_many_there_are(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """The same errors by tasks and on the driver, and nothing stays."""
+    """Tasks and the driver raise the same errors, and no file stays."""
     monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", most)
     table = new_table(spark, tmp_path)
     new = data_files(spark, 0, 5)

@@ -1,4 +1,4 @@
-"""Commits to tables with manifest lists, beside the commits of Iceberg's Java library for the same operations."""
+"""Commits to tables with manifest lists are compared with the same commits by Iceberg's Java library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTED = tuple(name for name in OPERATIONS if name != "compact_manifests")
 
 @dataclass
 class Pair:
-    """A table of Java's, and a table of ours whose first metadata is a copy of Java's."""
+    """A table of Java's, and one of ours whose first metadata is a copy of Java's."""
 
     peer: JavaPeer
     folder: Path
@@ -36,7 +36,7 @@ class Pair:
         return Pair(peer, folder, spark)
 
     def clone(self) -> sm.Table:
-        """Ours, with the metadata that Java's has now."""
+        """Return our table, with a copy of the current metadata of Java's table."""
         return cloned(self.spark, self.folder / "java", self.folder / "ours")
 
     def java_reads(self, location: str) -> Any:
@@ -56,7 +56,7 @@ IGNORED = ("iceberg-version", "engine-name", "engine-version", "app-id", "app-na
 
 
 def shown(table: Any) -> dict[str, Any]:
-    """What Java's metadata tables show of a table, independent of its ids, paths and times."""
+    """Return a table as Java's metadata tables show it, without ids, paths and times."""
     ids = [row["snapshot_id"] for row in table.metadata_table("snapshots").orderBy("committed_at").collect()]
     return {
         "snapshots": [
@@ -109,7 +109,10 @@ def test_an_operation_leaves_what_java_leaves(
 def test_small_manifests_are_merged_as_java_merges_them(
     format_version: int, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """After each of some changes: some merge data manifests, some delete manifests, and some neither."""
+    """The manifests are the same after each change.
+
+    Some changes merge data manifests, some delete manifests, and some neither.
+    """
     properties = {"commit.manifest.min-count-to-merge": "2"}
     pair = Pair.new(spark, tmp_path, format_version, properties)
     ours = pair.clone()

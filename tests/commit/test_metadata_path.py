@@ -1,4 +1,4 @@
-"""`write.metadata.path`: everything that a commit writes, but for data, goes there."""
+"""A commit writes all files but data files into the folder `write.metadata.path`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sparkmeta as sm
 
 SCHEMA = Schema(NestedField(1, "id", LongType()))
-# New files go to leaves, and masks to Puffin files; a root of more than a file is flushed.
+# New files become leaves, and masks Puffin files. A root with more than one file is flushed.
 PROPERTIES = {"write.tree.direct-files": "1", "write.tree.inline-vector-bytes": "0", "write.tree.flush-data-files": "1"}
 
 
@@ -33,7 +33,7 @@ def files(spark: SparkSession, names: str) -> DataFrame:
 
 
 def commit_everything(table: sm.Table, spark: SparkSession) -> sm.Table:
-    """Roots, leaves of an addition, a flush and a compaction, and masks in Puffin files."""
+    """Write roots, leaves of an addition, a flush and a compaction, and masks in Puffin files."""
     for names in ("abcd", "e", "f", "g"):
         with table.transaction() as tx:
             tx.update_snapshot().append(files(spark, names))
@@ -51,7 +51,7 @@ def commit_everything(table: sm.Table, spark: SparkSession) -> sm.Table:
 
 
 def written(folder: Path) -> set[str]:
-    """What files there are below a folder: the words in their names that say it."""
+    """Return the kinds of files below a folder, by the words in their names."""
     words = ("root", "leaf", "flush", "compact", "vectors", "metadata.json")
     names = [path.name for path in folder.rglob("*") if path.is_file()]
     return {word for name in names for word in words if word in name}

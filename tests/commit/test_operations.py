@@ -1,4 +1,4 @@
-"""What every swap does, wherever the pointer is."""
+"""The swap of a table's metadata, by every kind of pointer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def swap_in(request: pytest.FixtureRequest, kind: str) -> Callable[[Path, Files | None], TableOperations]:
-    """Opens the swap of the table in a folder."""
+    """Return a function that opens the operations of the table in a folder."""
     postgres = request.getfixturevalue("postgres") if kind == "postgres" else None
 
     def opened(folder: Path, files: Files | None = None) -> TableOperations:
@@ -219,7 +219,7 @@ def test_gzip(swap: TableOperations, tmp_path: Path, kind: str) -> None:
         base = swap.commit(base, with_properties(base.metadata, **properties))
         compressed.append(base.metadata_location.endswith(".gz.metadata.json"))
         assert swap.refresh() == base
-    # In a folder the base decides about the name for which all who commit on it contend.
+    # In a folder, all commits on one base compete for one name, which depends on the base.
     assert compressed == ([False, True, True, False] if kind == "folder" else [True, True, False, False])
     for name in metadata_files(tmp_path):
         data = (tmp_path / "table" / "metadata" / name).read_bytes()
@@ -245,7 +245,7 @@ def test_pyiceberg_reads_it(swap: TableOperations, tmp_path: Path) -> None:
 
 
 def commit_again(swap: TableOperations, step: str) -> TableVersion:
-    """A client that starts anew: what is committed already is not committed again."""
+    """Commit a step like a new client: unless it is committed already."""
     current = swap.refresh()
     done = current.metadata.properties.get("step") == step
     return current if done else swap.commit(current, appended(current.metadata, step=step))
@@ -253,7 +253,7 @@ def commit_again(swap: TableOperations, step: str) -> TableVersion:
 
 @pytest.mark.parametrize("properties", [{}, KEEP_ONE], ids=["keeps", "deletes"])
 def test_each_fault_of_a_commit(swap_in: Any, tmp_path: Path, properties: dict[str, str]) -> None:
-    """The table has the old or the new state, a retry succeeds, and what is current or in the log is not deleted."""
+    """The table has the old or the new state, a retry succeeds, and no current or logged file is deleted."""
 
     def prepared(name: str) -> tuple[Path, TableVersion]:
         folder = tmp_path / name
@@ -363,7 +363,7 @@ def test_asking_for_the_outcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds for which the check waits; other threads sleep as they do."""
+    """Return a list that records the waits of the check in seconds, instead of sleeping. Other modules still sleep."""
     waits: list[float] = []
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=waits.append)
     monkeypatch.setattr("sparkmeta.operations.table_operations.time", clock)

@@ -1,4 +1,4 @@
-"""Files that are named by their path alone are looked for where the folders of the path say first."""
+"""Files named by path alone are searched for first in leaves with the partition that the path's folders name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCHEMA = Schema(
 )
 FEW = {"write.tree.direct-files": "0", "write.tree.inline-vector-bytes": "0"}
 
-# Partition field, its value in one leaf and in another, the folders of these.
+# Partition field, its values in two leaves, and the folders of these values.
 CASES: dict[str, tuple[PartitionField, tuple[Any, Any], tuple[str, str], str]] = {
     "text": (PartitionField(1, 1000, IdentityTransform(), "p q"), ("a/b=c", "d"), ("p+q=a%2Fb%3Dc", "p+q=d"), "string"),
     "plus": (PartitionField(1, 1000, IdentityTransform(), "p+q"), ("a+b", "d"), ("p+q=a+b", "p+q=d"), "string"),
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[PartitionField, tuple[Any, Any], tuple[str, str], str]] =
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The leaves that this process reads."""
+    """Return a list of the leaves that this process reads, which grows."""
     locations: list[str] = []
     read_range = LocalFiles.read_range
 
@@ -74,7 +74,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def two_leaves(spark: SparkSession, folder: Path, case: str) -> tuple[sm.Table, list[str]]:
-    """A table with a leaf of 50 files for each of two partitions, and the folders of these."""
+    """Create a table with a leaf of 50 files for each of two partitions, and return it with their folders."""
     field, values, folders, kind = CASES[case]
     table = sm.load_catalog("test", type="hadoop", warehouse=str(folder)).create_table(
         "db.t", SCHEMA, PartitionSpec(field), properties=FEW, format_version=4, spark=spark

@@ -1,6 +1,7 @@
-"""Writers of separate partitions don't conflict, in two processes. One process is killed now and then.
+"""Writers of separate partitions don't conflict, in two processes.
 
-`make test` runs 4 writers with 5 commits each; SPARKMETA_SOAK=1 8 with 200.
+One process is killed from time to time. `make test` runs 4 writers with 5 commits each, and SPARKMETA_SOAK=1 runs 8
+writers with 200.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import sparkmeta as sm
 
 PROCESSES = 2
-# Writers a process, commits a writer, kills in all.
+# Writers per process, commits per writer, and the total number of kills.
 SHORT, LONG = (2, 5, 1), (4, 200, 20)
 # A process that runs for more seconds hangs; the long form takes hours.
 LONGEST = 6 * 3600 if os.environ.get("SPARKMETA_SOAK") else 900
@@ -58,7 +59,7 @@ def test_writers_of_other_partitions_do_not_conflict(spark: SparkSession, tmp_pa
 
 
 def run(table: sm.Table, folder: Path, each: int, commits: int, kills: int) -> None:
-    """Runs the processes to their end; kills one of them again and again, when its writers are at work."""
+    """Run the processes to their end, and kill one of them repeatedly while its writers are at work."""
     chance = random.Random(17)
     running = {number: start(table, folder, number, each, commits) for number in range(PROCESSES)}
     killed = 0
@@ -88,13 +89,13 @@ def start(table: sm.Table, folder: Path, number: int, each: int, commits: int) -
 
 
 def progress(folder: Path, number: int, each: int) -> int:
-    """How many lines the writers of a process have noted."""
+    """Return the number of lines that the writers of a process have noted."""
     notes = (folder / f"writer.{writer}" for writer in range(number * each, (number + 1) * each))
     return sum(len(path.read_text().splitlines()) for path in notes if path.exists())
 
 
 def orphans(table: sm.Table) -> list[str]:
-    """Files in the metadata folder that no version of the table names."""
+    """Return the files in the metadata folder that no version of the table names."""
     roots = {Path(snapshot.root_manifest).name for snapshot in table.snapshots() if snapshot.root_manifest}
     leaves = {Path(row.path).name for row in table.inspect.all_manifests().collect()}
     names = {path.name for path in (Path(table.location().removeprefix("file://")) / "metadata").iterdir()}

@@ -1,7 +1,7 @@
-"""8 processes commit to one table, and some are killed: a linear history, nothing lost or doubled. Then 4 beside 2 that
-compact it.
+"""8 processes commit to one table, and some are killed: the history is linear, and no commit is lost or doubled.
 
-`make test` runs 25 commits a process; SPARKMETA_SOAK=1 runs 200.
+Then 4 processes commit beside 2 that compact the table. `make test` runs 25 commits per process, and SPARKMETA_SOAK=1
+runs 200.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from tests.s3 import S3Server
     from tests.store_proxy import StoreProxy
 
-# Commits a process, and how many are killed in all.
+# Commits per process, and the total number of kills.
 SHORT, SHORT_OF_TREES, SHORT_ON_STORE, LONG = (25, 15), (8, 4), (3, 3), (200, 120)
 ANSWERS = ("done", "carried", "nothing", "overtaken", "failed", "unknown")
 ROOT = Path(__file__).parent.parent.parent
 
 
 def history(files: Files, location: str) -> Iterator[tuple[str, TableMetadata]]:
-    """The versions from the newest back, each by the last line of the next one's log."""
+    """Yield the versions, newest first. Each is the last entry of the newer version's log."""
     while True:
         metadata = load_version(files, location).metadata
         yield location, metadata
@@ -104,7 +104,11 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
 def check_authors(
     folder: Path, versions: list[tuple[str, TableMetadata]], commits: int, kills: int
 ) -> dict[str, list[str]]:
-    """The versions are a linear history in which each commit of each worker is once. Return the outcomes' authors."""
+    """Assert that the versions are a linear history with each commit of each worker once.
+
+    Returns:
+        The authors of the commits by outcome.
+    """
     assert len(versions) == len({location for location, _ in versions}) == WORKERS * commits + 1
     assert counters(versions[0][1]) == {f"worker.{worker}": commits for worker in range(WORKERS)}
     authors = []
@@ -130,7 +134,7 @@ def check_authors(
 
 
 def test_committers_of_a_rest_catalog(rest_uri: str, tmp_path: Path, soak: bool) -> None:
-    """Every fourth request of a commit is refused, answered by an error, not at all, or repeated by the proxy."""
+    """Every fourth request of a commit is refused, fails, gets no response, or is repeated by the proxy."""
     commits, kills = (50, 30) if soak else (6, 4)
     chance = random.Random(7)
     ways = [Fault(way, status) for way in Way for status in (0, 500, 503)] + [Fault(Way.REPEATED, None)]
@@ -148,7 +152,7 @@ def test_committers_of_a_rest_catalog(rest_uri: str, tmp_path: Path, soak: bool)
 
 
 def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
-    """Names of metadata files become free again under the feet of slow writers, and the hint may name one of them."""
+    """Names of metadata files become free again while slow writers commit, and the hint may name a deleted file."""
     commits, kills = LONG if soak else SHORT
     swap = open_operations("", tmp_path)
     properties = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
@@ -160,7 +164,7 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
     assert counters(newest.metadata) == {f"worker.{worker}": commits for worker in range(WORKERS)}
     assert max(Counter(notes(tmp_path)["done"]).values()) == 1
     left = {path.name for path in (tmp_path / "table" / "metadata").iterdir() if not is_temporary(path.name)}
-    # A writer that is killed before it deletes leaves one.
+    # A writer that is killed before it deletes a file leaves it.
     assert len(left) <= 3 + kills
 
 
@@ -181,14 +185,14 @@ def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kin
     assert len(versions) <= WORKERS * commits + 2 + (0 if kind == "folder" else kills)
     left -= versions
     assert all(is_temporary(name) or "-root-" in name for name in left)
-    # What was written in vain is deleted, but for what a killed one leaves.
+    # Files of failed attempts are deleted, except for files of killed writers.
     assert len(left) <= kills + len(outcomes["unknown"])
     print(f"{kind}: {len(left)} files left over")  # noqa: T201
 
 
 @pytest.mark.parametrize("kind", ["folder", "postgres"])
 def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
-    """Compactions change no data; what others delete meanwhile from a leaf that one replaces stays deleted."""
+    """Compactions change no data. Files that another commit removes from a replaced leaf stay removed."""
     commits, kills = LONG if soak else SHORT_OF_TREES
     table, authors, outcomes = run_on_tree(request, tmp_path, kind, "compaction", commits, kills)
     compactions = authors.count(None)
@@ -204,7 +208,7 @@ def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, 
 
 
 def test_writers_of_a_tree_on_a_faulty_store(s3: S3Server, tmp_path: Path, soak: bool) -> None:
-    """Some conditional writes are dropped, delayed or not answered: each snapshot's root exists."""
+    """Some conditional writes are dropped, delayed or not answered. Each snapshot's root exists."""
     commits, kills = (25, 30) if soak else (3, 2)
     swap = open_operations(s3.url, tmp_path)
     trees.create(swap, tmp_path, WRITERS, commits)
@@ -217,7 +221,7 @@ def test_writers_of_a_tree_on_a_faulty_store(s3: S3Server, tmp_path: Path, soak:
 
 
 def test_writers_through_a_faulty_catalog_and_store(rest_s3_uri: str, s3: S3Server, tmp_path: Path, soak: bool) -> None:
-    """Requests to the REST catalog and to the store go wrong: every manifest list that a snapshot names exists."""
+    """Requests to the REST catalog and to the store fail. Every manifest list that a snapshot names exists."""
     commits, kills = (25, 30) if soak else (3, 2)
     location = f"s3://{BUCKET}{tmp_path}/table"
     swap = open_operations(f"rest+{rest_s3_uri}|{s3.url}", tmp_path)
@@ -238,7 +242,7 @@ def test_writers_through_a_faulty_catalog_and_store(rest_s3_uri: str, s3: S3Serv
 
 
 def check_writers(folder: Path, authors: list[str], commits: int, kills: int, proxy: StoreProxy) -> None:
-    """Each commit of each of `WRITERS` is in the history once, and what was reported as done or lost is true."""
+    """Assert that each commit of `WRITERS` is in the history once, and that reported outcomes are true."""
     assert sorted(authors) == sorted(f"{worker}/{step}" for worker in range(WRITERS) for step in range(1, commits + 1))
     outcomes = notes(folder, WRITERS)
     assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
@@ -251,7 +255,11 @@ def check_writers(folder: Path, authors: list[str], commits: int, kills: int, pr
 def run_on_tree(
     request: pytest.FixtureRequest, folder: Path, kind: str, what: str, commits: int, kills: int
 ) -> tuple[Table, list[tuple[int, int] | None], dict[str, list[str]]]:
-    """A tree after the commits of all writers, some of them killed: the table, its snapshots' authors, the outcomes."""
+    """Run all writers of a tree, some of which are killed.
+
+    Returns:
+        The table, the authors of its snapshots, and the outcomes.
+    """
     writers, others = (WRITERS, COMPACTORS) if what == "compaction" else (WORKERS, 0)
     uri = uri_of(request, kind, folder)
     swap = open_operations(uri, folder)
@@ -274,12 +282,12 @@ def run_on_tree(
 
 
 def uri_of(request: pytest.FixtureRequest, kind: str, folder: Path) -> str:
-    """The place of a kind below a folder."""
+    """Return the URI of a kind of pointer, for tables below a folder."""
     return place(kind, folder, request.getfixturevalue("postgres") if kind == "postgres" else None)
 
 
 def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[str]:
-    """Compare every snapshot with the commits; return the names of the roots."""
+    """Compare every snapshot with the commits, and return the names of the roots."""
     store = Store()
     names, before, next_row_id = set(), None, 0
     live = {trees.leaf_name(*author): 1 for author in authors if author is not None}
@@ -332,7 +340,7 @@ def run(kind: str, uri: str, folder: Path, commits: int, kills: int, workers: in
 
 
 def notes(folder: Path, workers: int = WORKERS) -> dict[str, list[str]]:
-    """The commits that workers have noted, as worker/step, by their outcome."""
+    """Return the commits that workers have noted, as worker/step, by outcome."""
     outcomes: dict[str, list[str]] = {outcome: [] for outcome in ANSWERS}
     for worker in range(workers):
         for line in (folder / f"worker.{worker}").read_text().splitlines():

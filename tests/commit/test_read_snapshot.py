@@ -1,4 +1,4 @@
-"""Changes that name what they have read: the snapshot, or a deletion vector that the same transaction has added."""
+"""Changes name the snapshot that they have read, or a deletion vector that the same transaction has added."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows_of(table: Any) -> Rows:
 @pytest.mark.core
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_vector_of_the_same_transaction(interpreted: SparkSession, catalog: sm.Catalog, version: int) -> None:
-    """It is replaced if it is named; a change that does not name it has not read it."""
+    """The vector is replaced if the change names it. A change that does not name it has not read it."""
     table = table_of(interpreted, catalog, version)
     first, second = (on_branch(table, branch, "id = 1")[0] for branch in ("b", "c"))
     table = table.refresh()
@@ -64,7 +64,7 @@ def test_a_vector_of_the_same_transaction(interpreted: SparkSession, catalog: sm
 
 
 def test_deletes_of_compacted_files(interpreted: SparkSession, catalog: sm.Catalog) -> None:
-    """Position deletes were written for files that have been compacted since the snapshot that was read."""
+    """Position deletes were written for files that have been compacted since the snapshot was read."""
     table = table_of(interpreted, catalog, 2)
     read = table.current_snapshot().snapshot_id
     deletes, data = on_branch(table, "b", "id = 3")
@@ -78,7 +78,10 @@ def test_deletes_of_compacted_files(interpreted: SparkSession, catalog: sm.Catal
 
 
 def test_replaced_files_have_new_deletes(interpreted: SparkSession, catalog: sm.Catalog) -> None:
-    """A file is replaced by its rows as of an older snapshot. A deleted row is in it, outside of the filter."""
+    """A file is replaced by its rows as of an older snapshot.
+
+    They include a row that was deleted since, outside of the filter.
+    """
     table = table_of(interpreted, catalog, 2, "copy-on-write")
     read = table.current_snapshot().snapshot_id
     old = table.inspect.data_files()

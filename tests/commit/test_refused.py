@@ -1,6 +1,6 @@
-"""Change sets that would break a table: each is refused with one error that names file and value.
+"""Change sets that would break a table are refused with one error, which names the file and the value.
 
-It is refused wherever its entries would go, and nothing of it stays. `Table.check` would find each of them afterwards.
+They are refused wherever their entries would go, and leave nothing behind. `Table.check` would find each of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sparkmeta.errors import CommitConflictError, InvalidFilterError, Validation
 from sparkmeta.session import local_frame
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
 
-# Where new files go, and whether the searches of a commit take few files to the driver.
-PLACES = {"root": (100, 20_000), "leaves": (0, 20_000), "many": (0, 1)}
+# Properties that send new files to the root or to leaves, and searches to the driver or to tasks.
+LAYOUTS = {"root": (100, 20_000), "leaves": (0, 20_000), "many": (0, 1)}
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=LAYOUTS)
 def table(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> sm.Table:
-    direct, few = PLACES[request.param]
+    direct, few = LAYOUTS[request.param]
     monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     limits = {"write.tree.direct-files": str(direct)}
@@ -44,7 +44,7 @@ def empty(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def refused(table: sm.Table, change: Callable[[Any], Any], problem: str) -> ValidationError:
-    """The error of a commit that must not take place and must leave nothing behind."""
+    """Return the error of a commit, after asserting that the commit leaves nothing behind."""
     before = written(table)
     with pytest.raises(ValidationError, match=problem) as caught:
         commit(table, change)
@@ -54,7 +54,7 @@ def refused(table: sm.Table, change: Callable[[Any], Any], problem: str) -> Vali
 
 
 def changed(frame: DataFrame, **values: Any) -> DataFrame:
-    """The rows with other values, of the columns' own types."""
+    """Return the rows with other values, of the columns' own types."""
     return frame.withColumns({name: F.lit(value).cast(frame.schema[name].dataType) for name, value in values.items()})
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_removed_twice(table: sm.Table, spark: SparkSession) -> N
 
 
 def test_a_hint_that_is_wrong_costs_time_alone(table: sm.Table, spark: SparkSession) -> None:
-    """What rows say of where their files stand is where a commit looks first, and no more."""
+    """A commit first searches in the partition that the row names, and then everywhere."""
     gone = files(spark, 2).withColumn("partition", F.struct(F.lit("z").alias("s"), F.lit(3).alias("id_bucket")))
     gone = gone.withColumns({"spec_id": F.lit(0), "manifest_path": F.lit("/nowhere")})
     table = commit(table, lambda tx: tx.update_snapshot().delete(gone))
@@ -277,7 +277,7 @@ def test_properties_of_a_snapshot_that_are_no_text(empty: sm.Table, properties: 
     ],
 )
 def test_a_validation_that_can_not_be(empty: sm.Table, arguments: dict[str, Any], problem: str) -> None:
-    """It is refused when it is requested, whether others commit or not."""
+    """The validation is refused when it is requested, with or without other commits."""
     update = empty.transaction().update_snapshot()
     with pytest.raises((ValidationError, InvalidFilterError), match=problem):
         update.validate_no_conflicts(**arguments)

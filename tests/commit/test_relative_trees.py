@@ -1,4 +1,4 @@
-"""Trees name their files relative to the table: a moved or copied folder is a table, and keeps off its original."""
+"""Trees name their files relative to the table: a moved or copied folder is a table, independent of the original."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IN_LEAVES = {"write.tree.direct-files": "0", "write.tree.inline-vector-bytes": "
 
 
 def changed(spark: SparkSession, table: sm.Table, first: int) -> sm.Table:
-    """The table after appends, deletes by vectors and by paths, and masks of leaves in Puffin files."""
+    """Return the table after appends, deletes by vectors and by paths, and masks of leaves in Puffin files."""
     for start in (first, first + 10):
         table.append(spark.range(start, start + 10).repartition(3))
         table = table.refresh()
@@ -48,7 +48,7 @@ def ids(table: sm.Table) -> list[int]:
 
 
 def written(folder: Path) -> set[str]:
-    """Every location in manifests and in the current table metadata."""
+    """Return every location in manifests and in the current table metadata."""
     locations: set[str | None] = set()
     for manifest in folder.glob("metadata/*.parquet"):
         table = pq.read_table(manifest)
@@ -143,7 +143,7 @@ def test_paths_are_found_as_they_were_given(spark: SparkSession, tree: sm.Table)
 
 
 def test_new_files_are_named_by_absolute_locations(spark: SparkSession, tree: sm.Table) -> None:
-    """A path without a scheme is of this machine, and so is what a tree with a scheme writes down for it."""
+    """A path without a scheme is local, as are the locations that a tree with a scheme records for it."""
     row = "SELECT '{}' file_path, 'parquet' file_format, 1L record_count, 9L file_size_in_bytes"
     with (
         pytest.raises(sm.ValidationError, match="of file data/x is 'data/x': it is not absolute"),

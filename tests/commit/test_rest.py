@@ -1,4 +1,4 @@
-"""Commits to tables of a REST catalog: what is sent, what the catalog adds, conflicts, and answers that are lost."""
+"""Commits to tables of a REST catalog: requests, additions by the catalog, conflicts, and lost responses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
 
 @pytest.fixture
 def swap(proxy: Proxy) -> RestOperations:
-    """The operations of a table that does not exist yet, in a namespace of its own."""
+    """Return the operations of a table that does not exist yet, in a new namespace."""
     catalog = TimedRestCatalog("rest", uri=proxy.uri, **{"rest.client.socket-timeout-ms": "2000"})
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.create_namespace(namespace)
@@ -99,7 +99,7 @@ def test_a_snapshot(swap: RestOperations, base: TableVersion, proxy: Proxy) -> N
 
 
 def test_what_others_have_set_stays(swap: RestOperations, base: TableVersion) -> None:
-    """A commit sends what it changes, so that what the catalog or another client has changed meanwhile is kept."""
+    """A commit sends only its changes, so that concurrent changes by the catalog or by another client stay."""
     swap.commit(base, with_properties(base.metadata, other="theirs"))
     after = swap.commit(base, appended(base.metadata, mine="1"))
     assert after.metadata.properties.items() >= {"other": "theirs", "mine": "1"}.items()
@@ -136,7 +136,7 @@ def test_another_table_in_its_place(swap: RestOperations, base: TableVersion) ->
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("status", [0, 500, 503, SILENT])
 def test_one_lost_answer(swap: RestOperations, proxy: Proxy, change: Any, way: Way, status: int) -> None:
-    """The state is looked up, and the request sent again if it was not executed. A snapshot is added once."""
+    """The state is loaded, and the request is repeated if it was not executed. A snapshot is added once."""
     base = create_rest_table(swap.catalog, swap.identifier, empty(), None).version
     base = swap.commit(base, appended(base.metadata))
     new = change(base.metadata)
@@ -149,7 +149,7 @@ def test_one_lost_answer(swap: RestOperations, proxy: Proxy, change: Any, way: W
 
 
 def test_a_conflict_with_itself(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
-    """A proxy that sends a request twice answers with the conflict of the second one."""
+    """A proxy that sends a request twice responds with the conflict of the second one."""
     proxy.faults.append(Fault(Way.REPEATED, None))
     new = appended(base.metadata)
     after = swap.commit(base, new)
@@ -158,7 +158,7 @@ def test_a_conflict_with_itself(swap: RestOperations, base: TableVersion, proxy:
 
 
 def test_a_lost_answer_after_another_commit(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
-    """The catalog did not get the request, and would not accept it any more."""
+    """The catalog did not receive the request, and would refuse it after the other commit."""
     first = swap.commit(base, appended(base.metadata))
     proxy.faults.append(Fault(Way.REFUSED))
     with pytest.raises(CommitFailedError, match="was not committed"):
@@ -170,7 +170,7 @@ def test_a_lost_answer_after_another_commit(swap: RestOperations, base: TableVer
 def test_an_unknown_outcome(
     swap: RestOperations, base: TableVersion, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, way: Way, count: int
 ) -> None:
-    """No answer to the request, nor to a question for the table's state."""
+    """Neither the request nor a later request for the table's state gets a response."""
     new = appended(base.metadata)
     proxy.faults.append(Fault(way))
     monkeypatch.setattr(RestOperations, "refresh", lambda _: 1 / 0)
@@ -215,7 +215,7 @@ def test_a_creation_without_an_answer(swap: RestOperations, proxy: Proxy, status
 
 
 def test_an_expired_token(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
-    """The catalog refuses the token that the session began with, so the client asks for another one, once."""
+    """The catalog refuses the session's first token, so the client requests another one, once."""
     catalog = RestCatalog(
         "rest",
         uri=proxy.uri,
@@ -236,7 +236,7 @@ def test_an_expired_token(swap: RestOperations, base: TableVersion, proxy: Proxy
 
 
 def test_expired_tokens_of_a_table_and_its_catalog(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
-    """The table's token is replaced by the catalog's, and that by a new one."""
+    """The table's token is replaced by the catalog's, which is replaced by a new one."""
     catalog = RestCatalog(
         "rest", uri=proxy.uri, credential="someone:a-secret", **{"oauth2-server-uri": f"{proxy.uri}/v1/oauth/tokens"}
     )
@@ -252,7 +252,7 @@ def test_expired_tokens_of_a_table_and_its_catalog(swap: RestOperations, base: T
 
 
 def test_time_limits_with_sigv4(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They hold for the requests of the adapter that pyiceberg mounts for SigV4 too."""
+    """The limits also apply to the adapter that pyiceberg mounts for SigV4."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "tests")
     signed = {"rest.sigv4-enabled": "true", "rest.signing-region": "us-east-1"}
@@ -263,7 +263,7 @@ def test_time_limits_with_sigv4(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_credentials_of_a_table(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
-    """What the catalog vends is what its FileIO has, and a token of the table's own is in its requests."""
+    """The FileIO has the vended credentials, and requests about the table have its token."""
 
     def vend(request: Request, answer: Any) -> Any:
         if not request.path.endswith("/table"):

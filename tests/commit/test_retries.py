@@ -1,4 +1,4 @@
-"""A commit that is tried again writes nothing anew but the root, and leaves nothing behind."""
+"""A retried commit writes only a new root, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def empty(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def orphans(table: sm.Table) -> set[str]:
-    """The metadata files that no snapshot, and no version of the table, names."""
+    """Return the metadata files that neither a snapshot nor a version of the table names."""
     used = {"version-hint.text", *(path.rpartition("/")[2] for path in metadata_files(table))}
     for snapshot in table.snapshots():
         state = table.state.at(snapshot)
@@ -141,7 +141,7 @@ def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark: SparkSess
 
 
 def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark: SparkSession) -> None:
-    """What it had written is gone: it writes it anew."""
+    """Its files are deleted, so it writes them again."""
     table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
     tx = table.transaction()
@@ -157,7 +157,7 @@ def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark: Spa
 
 
 def with_property(table: sm.Table, name: str, value: str) -> sm.Table:
-    """The table with a property that another library has set."""
+    """Return the table with a property that another library has set."""
     version = table.operations.commit(table.version, with_properties(table.metadata, **{name: value}))
     return table.at(version)
 
@@ -165,7 +165,7 @@ def with_property(table: sm.Table, name: str, value: str) -> sm.Table:
 def test_a_success_that_can_not_be_checked_at_first_keeps_its_files(
     empty: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the publication is lost, and a property of the check is invalid."""
+    """The publication gets no response, and a property of the check is invalid."""
     table = with_property(empty, "commit.status-check.num-retries", "x")
     publish = LocalFiles.publish
 
@@ -185,7 +185,7 @@ def test_invalid_retries_are_refused_when_they_are_set(empty: sm.Table, name: st
     with pytest.raises(sm.ValidationError, match=f"the table property {key} is '{value[:9]}.*expected a whole number"):
         commit(empty, lambda tx: tx.set_properties({key: value}))
     assert empty.refresh().metadata_location == empty.metadata_location
-    # Other libraries set them nevertheless.
+    # Other libraries set such values nevertheless.
     table = with_property(empty, key, value)
     assert commit(table, lambda tx: tx.set_properties(a="b")).properties["a"] == "b"
     assert key not in commit(table, lambda tx: tx.remove_properties(key)).properties
@@ -209,7 +209,7 @@ def test_a_file_that_another_commit_removed(empty: sm.Table, spark: SparkSession
 
 
 def test_a_root_that_loses_what_it_gains_stays_flat(empty: sm.Table, spark: SparkSession) -> None:
-    """A day is appended, another is dropped: leaves without live entries leave the root without a compaction."""
+    """Each commit appends a day and drops another: leaves without live entries leave the root without a compaction."""
     table = commit(empty, lambda tx: tx.set_properties({"write.tree.direct-files": "0"}))
     sizes = []
     for day in range(1000 if SOAK else 8):

@@ -40,7 +40,11 @@ class Model:
         return in_leaves | self.in_root
 
     def commit(self) -> tuple[set[str], set[str], set[str]]:
-        """A random commit: the files that it adds and removes, and the leaves that must be opened to know."""
+        """Make a random commit.
+
+        Returns:
+            The added and the removed files, and the leaves that must be opened to find them.
+        """
         self.snapshot += 1
         # The next root omits leaves without live entries.
         self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._live_entries(leaf)}
@@ -109,7 +113,7 @@ def _table(entries: list[Entry]) -> pa.Table:
 
 
 def change_set(changes: RootChanges, leaves: dict[str, list[tuple[Status, str]]]) -> tuple[set[str], set[str]]:
-    """The added and removed files by the changes of the root, with each leaf read as its kind says."""
+    """Return the added and removed files by the changes of the root, with each leaf read as its kind requires."""
     added: set[str] = set()
     removed: set[str] = set()
     carried = set(changes.existing.column("location").to_pylist())
@@ -137,7 +141,7 @@ def _positions(row: Any) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_commits(seed: int) -> None:
-    """Change sets equal the commits and open only leaves that these added or masked; compaction is not a change."""
+    """Change sets equal the commits, and open only added or masked leaves. Compaction is not a change."""
     model = Model(Random(seed))
     replayed: set[str] = set()
     for _ in range(25):

@@ -1,7 +1,7 @@
-"""Random sequences of commits, made by Spark, against a model of the table: at every snapshot a reader sees the same.
+"""Random sequences of commits by Spark are compared with a model: at every snapshot, readers see the model's table.
 
-A part of them begins as a table of version 2 or 3 that Iceberg's Java library wrote, and is upgraded. SPARKMETA_SOAK=1
-runs 300 sequences; SPARKMETA_SEEDS names others, as 5 or 100-200.
+Some sequences begin as a table of version 2 or 3 that Iceberg's Java library wrote, and is upgraded. SPARKMETA_SOAK=1
+runs 300 sequences. SPARKMETA_SEEDS names others, such as 5 or 100-200.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPEC = PartitionSpec(
     PartitionField(2, 1000, IdentityTransform(), "s_identity"), PartitionField(1, 1001, BucketTransform(4), "id_bucket")
 )
 COMMITS = 8
-# In addition to all snapshots of a sequence, this many ranges are compared.
+# The number of ranges that are compared, in addition to all snapshots of a sequence.
 RANGES = 2
 LIMITS = {
     "direct-files": (0, 2, 5, 5, 100),
@@ -58,7 +58,7 @@ QUICK = {"commit.retry.min-wait-ms": "1", "write.tree.direct-files": "5", "write
 
 @dataclass
 class Run:
-    """A table, the model of it, and what has become of both."""
+    """A table, its model, and the history of both."""
 
     maker: Maker
     table: sm.Table
@@ -77,7 +77,7 @@ class Run:
     # -- commits ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """One random commit; the model follows."""
+        """Make a random commit, and follow it in the model."""
         before = self.table
         if self.rng.random() < 0.15:
             self._change_metadata()
@@ -124,7 +124,11 @@ class Run:
     def _follow(
         self, branch: str, head: Snapshot | None, drafts: list[tuple[Task, Draft]], number: int, begun: sm.Table
     ) -> None:
-        """begun: the table from which the transaction began, whose limits its first attempt kept to."""
+        """Add the snapshots of a commit to the model.
+
+        Args:
+            begun: the table from which the transaction began. Its limits apply to the first attempt.
+        """
         new = [
             snapshot.snapshot_id for snapshot in self.table.snapshots() if snapshot.snapshot_id not in self.snapshots
         ]
@@ -213,7 +217,7 @@ class Run:
                 assert table.check(self.refs[name]).collect() == []
 
     def check_metadata(self) -> None:
-        """Ids, sequence numbers, row ids and summaries, by the metadata file alone."""
+        """Check ids, sequence numbers, row ids and summaries, by the metadata file alone."""
         table, before = self.table, 0
         assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [*self.snapshots]
         assert {name: ref.snapshot_id for name, ref in table.refs().items()} == self.refs
@@ -236,7 +240,7 @@ class Run:
         assert table.metadata.next_row_id == before  # type: ignore[union-attr]
 
     def check_row_ids(self, snapshot: Snapshot, known: dict[int, dict[str, int | None]]) -> None:
-        """Files keep the ids that they have; new ones are of the commit's range; no id belongs to two rows."""
+        """Check that files keep their row ids, new ids are in the commit's range, and no two rows share an id."""
         row_ids = known[snapshot.snapshot_id]
         earlier = {} if snapshot.parent is None else known[snapshot.parent.snapshot_id]
         records = {file.path: file.records for file in snapshot.files.values() if not file.content}
@@ -273,7 +277,7 @@ def paths(snapshot: Snapshot) -> frozenset[str]:
 
 
 def ancestors(snapshot: Snapshot | None) -> list[Snapshot]:
-    """The snapshot and those before it, the newest first."""
+    """Return a snapshot and its ancestors, newest first."""
     lineage = []
     while snapshot is not None:
         lineage.append(snapshot)
@@ -290,7 +294,7 @@ def local(path: str) -> str:
 
 
 def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int | None]]:
-    """Data file -> its planned row and its first row id."""
+    """Return the planned row and the first row id by data file."""
     deletes = F.transform("deletes", lambda delete: F.struct(*(delete[name] for name in _DELETE)))
     rows = table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
     columns = (
@@ -335,7 +339,7 @@ def changes_of(table: sm.Table, start: int | None, snapshot: Snapshot) -> set[tu
 
 
 def seeds(slice_of: Iterable[int], soak: Iterable[int]) -> list[int]:
-    """Those that SPARKMETA_SEEDS names, else all of the soak, else the slice."""
+    """Return the seeds that SPARKMETA_SEEDS names, or else all of the soak, or else the slice."""
     named = os.environ.get("SPARKMETA_SEEDS")
     if named:
         first, _, last = named.partition("-")

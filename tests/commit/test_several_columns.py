@@ -1,4 +1,4 @@
-"""Partition fields that are computed of several columns: the proposal's own example."""
+"""Partition fields that are computed from several columns, as in the proposal's example."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TUPLE = pa.struct([pa.field("ts_day", pa.int32()), pa.field("bucket_a_b", pa.int
 
 @pytest.fixture(params=[3, 4])
 def table(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -> sm.Table:
-    """A table of version 4, created or upgraded from version 3."""
+    """Return a table of version 4, created or upgraded from version 3."""
     catalog = sm.load_catalog("several", type="hadoop", warehouse=f"file://{tmp_path}")
     table = catalog.create_table("ns.t", SCHEMA, SPEC, UNSORTED_SORT_ORDER, format_version=request.param)
     return table.maintenance.upgrade(4).commit() if request.param == 3 else table
 
 
 def files(spark: SparkSession, names: list[str], **more: Any) -> DataFrame:
-    """A file a name, which says its partition: the day and the bucket, as in `1/5`."""
+    """Return a file for each name, which consists of the day and the bucket of its partition, as in `1/5`."""
     values = [[None if text == "-" else int(text) for text in name.split("/")[:2]] for name in names]
     rows = [
         {"file_path": f"x:{name}", "file_format": "PARQUET", "record_count": 10, "file_size_in_bytes": 100, **more}
@@ -67,7 +67,7 @@ def planned(table: sm.Table, row_filter: str = "true") -> dict[str, list[str]]:
 
 
 def test_a_new_table_keeps_all_columns_of_a_field(table: sm.Table) -> None:
-    """Columns are numbered anew."""
+    """Columns get new ids."""
     names = [
         table.schema().find_column_name(source) for source in partition_sources(table.metadata.partition_specs[0])[1]
     ]
@@ -77,7 +77,7 @@ def test_a_new_table_keeps_all_columns_of_a_field(table: sm.Table) -> None:
 
 @pytest.mark.parametrize("direct", ["0", "500"])
 def test_files_are_appended_planned_and_removed(table: sm.Table, spark: SparkSession, direct: str) -> None:
-    """In leaves and in the root. A filter of the field's columns tells nothing of its values."""
+    """The files are in leaves and in the root. A filter on the field's columns does not constrain its values."""
     with table.transaction() as tx:
         tx.set_properties({"write.tree.direct-files": direct})
     names = ["1/5", "1/-", "2/5", "-/0", "2/15"]

@@ -1,4 +1,4 @@
-"""What the swap of a SQL catalog does about its row, and about a COMMIT that nobody answers."""
+"""The swap of a SQL catalog: conflicts of its row, and a COMMIT without a response."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def files(swap: SqlOperations) -> set[str]:
 
 
 def on_commit(monkeypatch: pytest.MonkeyPatch, swap: SqlOperations, act: Callable[[Any, Any], None]) -> None:
-    """What the driver does for COMMIT, of the first transaction; ``act`` is given the real thing."""
+    """Replace the driver's COMMIT of the first transaction by ``act``, which receives the real one."""
     dialect: Any = swap.catalog.engine.dialect
     real = dialect.do_commit
     calls: list[object] = []
@@ -105,7 +105,7 @@ def test_the_row(swap: SqlOperations, base: TableVersion) -> None:
 
 
 def test_the_layout_before_views(tmp_path: Path) -> None:
-    """Catalogs that Java made without jdbc.schema-version=V1 have no column iceberg_type."""
+    """Catalogs that Java created without jdbc.schema-version=V1 have no column iceberg_type."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     uri = f"sqlite:///{tmp_path}/catalog.db"
@@ -214,7 +214,7 @@ def test_creation_was_done(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_creation_was_not_done(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is not there can't be locked, so a server may have the COMMIT before it still."""
+    """A missing row can't be locked, so the server may still have to execute the COMMIT."""
 
     def failed(*_: object) -> None:
         raise DOWN
@@ -318,7 +318,7 @@ def test_the_row_goes_away(swap: SqlOperations, base: TableVersion, monkeypatch:
 
 
 class _Down:
-    """An engine whose server is gone."""
+    """An engine whose server is down."""
 
     def __init__(self, real: Engine) -> None:
         self.dialect = real.dialect
@@ -331,7 +331,7 @@ class _Down:
 
 
 def test_a_commit_that_a_reader_blocks(tmp_path: Path) -> None:
-    """COMMIT fails, and its transaction stays open: whoever asked on that connection would see it as committed."""
+    """COMMIT fails, and its transaction stays open: a query on this connection would see it as committed."""
     swap = open_operations(f"sqlite:///{tmp_path}/catalog.db?timeout=0.1", tmp_path)
     assert isinstance(swap, SqlOperations)
     base = create(swap)
@@ -356,7 +356,7 @@ def server(postgres: str, tmp_path: Path) -> SqlOperations:
 
 
 def test_a_commit_that_is_still_under_way(server: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is lost before the server is done: whoever looks now waits for its lock, and does not see the base."""
+    """The response is lost before the server is done: the check waits for the lock, and does not see the base."""
     base = create(server)
     files = FaultyFiles()
     engine = server.catalog.engine

@@ -1,4 +1,4 @@
-"""Commits to tables in folders of a store with conditional writes, whose answers get lost."""
+"""Commits to tables in folders of a store with conditional writes, whose responses get lost."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def folder() -> str:
 
 @pytest.fixture
 def table(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> FileSystemOperations:
-    """A new table, of a client that makes each request at most twice."""
-    # The environment counts for new clients only, and fsspec keeps clients of earlier tests.
+    """Return a new table, whose client sends each request at most twice."""
+    # Only new clients read the environment, and fsspec keeps clients of earlier tests.
     S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr(content, "_WAITS", ())
@@ -43,7 +43,7 @@ def table(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> FileSys
 
 
 def puts_of(name: str, times: int = 1 << 30) -> Callable[[Request], bool]:
-    """Return a function that picks the first requests which write a file of a name."""
+    """Return a predicate that selects the first requests that write a file of a name."""
     seen = count()
     return lambda request: request.method == "PUT" and request.key.endswith(name) and next(seen) < times
 

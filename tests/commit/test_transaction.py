@@ -1,4 +1,4 @@
-"""Transactions on V4 tables, through the public names: what readers see, what is in the root, what is written."""
+"""Transactions on V4 trees, by public methods: the planned files, the root's entries, and the written files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int = 10) -> DataFrame:
-    """Data files `/data/f<id>` whose column id has the values [id * 10, id * 10 + 9]."""
+    """Return data files `/data/f<id>` whose column id has the values [id * 10, id * 10 + 9]."""
     rows = [
         {
             "content": 0,
@@ -71,7 +71,7 @@ def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int =
 
 
 def vectors(spark: SparkSession, folder: Path, name: str, **positions: list[int]) -> DataFrame:
-    """Deletion vectors in one real Puffin file: data file's number -> positions."""
+    """Return deletion vectors in one real Puffin file, from positions by the number of the data file."""
     bitmaps = {f"/data/{data_file}": PositionBitmap.of(places) for data_file, places in positions.items()}
     blobs = [
         deletion_vector_blob(write_deletion_vector(bitmap), path, bitmap.cardinality)
@@ -113,7 +113,7 @@ def live(table: sm.Table, row_filter: str | None = None) -> list[str]:
 
 
 def root(table: sm.Table) -> list[tuple[int, str | None, int]]:
-    """(content type, name, status) of the root's entries."""
+    """Return (content type, name, status) of the root's entries."""
     assert table.state.tree is not None
     rows = table.state.tree.root.table
     statuses = version(rows, "status").to_pylist()
@@ -241,7 +241,7 @@ def test_replace_partitions(table: sm.Table, spark: SparkSession) -> None:
 def test_partitions_of_floats_are_equal_by_their_bits(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, few: int
 ) -> None:
-    """Spark groups -0.0 with 0.0, and Python tells one NaN from another."""
+    """Spark groups -0.0 with 0.0, and Python distinguishes one NaN from another."""
     monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
     schema, spec = (
         Schema(NestedField(1, "x", DoubleType())),
@@ -433,7 +433,7 @@ def test_threads_commit_one_after_the_other(table: sm.Table, spark: SparkSession
 
 
 def test_rows_that_others_deleted_do_not_come_back(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
-    """A rewrite began before a deletion vector came: its new file holds the deleted rows."""
+    """A rewrite began before a deletion vector was added: its new file contains the deleted rows."""
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5)))
     stale = table
     table = commit(
@@ -475,7 +475,7 @@ def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
 def test_a_vector_of_a_file_that_came_back_elsewhere_is_found(
     table: sm.Table, spark: SparkSession, tmp_path: Path, at_once: bool
 ) -> None:
-    """The file left its leaf, by the same commit or another: a delete leaf of that leaf would hide the vector."""
+    """The file left its leaf, by the same commit or another. A delete leaf of that leaf would hide the vector."""
     limits = {"write.tree.direct-files": "0", "write.tree.affiliated-deletes": "1"}
     table = commit(table, lambda tx: tx.set_properties(limits))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
@@ -623,7 +623,7 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
 def test_a_new_column_gets_no_id_that_another_commit_has_assigned(
     spark: SparkSession, tmp_path: Path, format_version: int
 ) -> None:
-    """The schema is the same again, but data files hold the dropped column under the id that the new one would get."""
+    """The schema is the same again, but files contain the dropped column under the id that the new one would get."""
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     table = catalog.create_table("db.ids", SCHEMA, format_version=format_version, spark=spark)
     transaction = table.transaction()
@@ -640,7 +640,7 @@ def test_a_new_column_gets_no_id_that_another_commit_has_assigned(
 
 
 def test_a_column_and_an_expression_that_meet(table: sm.Table) -> None:
-    """The expressions of a partition spec of a tree take ids of columns."""
+    """The expressions of a tree's partition spec get ids of columns."""
     transaction = table.transaction()
     transaction.update_schema().add_column("n", IntegerType()).commit()
     table.update_spec().add_field("id", "truncate[10]").commit()

@@ -1,4 +1,4 @@
-"""The logic of trees: random sequences of commits against a model, and what a commit refuses.
+"""Trees in memory: random sequences of commits are compared with a model, and invalid commits are refused.
 
 SPARKMETA_SOAK=1 runs 10,000 sequences.
 """
@@ -61,7 +61,7 @@ SPECS = (0, 1)
 
 
 def entry(kind: ContentType, name: str, records: int, **values: Any) -> Row:
-    """An entry that a commit adds."""
+    """Return an entry that a commit adds."""
     row = {
         "content_type": int(kind),
         "location": f"/t/data/{name}",
@@ -89,7 +89,7 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 @dataclass
 class Writer:
-    """A table whose leaves are kept in memory, with a model of what it holds."""
+    """A table whose leaves are in memory, with a model of its files."""
 
     rng: random.Random
     stats: dict[int, str] = field(default_factory=lambda: dict(NARROW))
@@ -113,7 +113,7 @@ class Writer:
         return f"{what}-{self.name_count}"
 
     def leaf(self, rows: list[Row], affinity: str | None = None) -> Row:
-        """A leaf of these rows in the store, and the root's entry for it."""
+        """Add a leaf of these rows to the store, and return the root's entry for it."""
         location = f"/t/metadata/{self.name('leaf')}.parquet"
         table = pa.Table.from_pylist(rows, schema=self.schema)
         self.store.leaves[location] = table
@@ -136,7 +136,7 @@ class Writer:
 
 @dataclass
 class Plan:
-    """A requested commit, and what the model expects of it."""
+    """A requested commit, and its effect on the model."""
 
     added: list[Row]
     leaves: list[Row]
@@ -163,7 +163,7 @@ class Plan:
 
 
 def random_plan(writer: Writer) -> tuple[Plan, set[FileKey]]:
-    """A random change of the table's data, and the keys of the files that it removes."""
+    """Return a random change of the table's data, and the keys of the files that it removes."""
     rng, reading = writer.rng, writer.reading
     places, model = reading.places(), writer.model
     data = [key for key in places if key.content_type == DATA]
@@ -200,7 +200,7 @@ def random_plan(writer: Writer) -> tuple[Plan, set[FileKey]]:
 def random_deletes(
     writer: Writer, targets: list[str], vectors: dict[str | None, FileKey]
 ) -> tuple[list[Row], set[FileKey]]:
-    """New deletion vectors and equality deletes, and the vectors whose place they take."""
+    """Return new deletion vectors and equality deletes, and the keys of replaced vectors."""
     rng, rows, replaced = writer.rng, [], set()
     puffin = f"{writer.name('dv')}.puffin"
     for number, target in enumerate(rng.sample(targets, min(len(targets), rng.choice((0, 0, 1, 2, 4))))):
@@ -221,7 +221,7 @@ def delete_leaves(writer: Writer, rows: list[Row], places: dict[FileKey, Place])
 
 
 def with_maintenance(writer: Writer, plan: Plan) -> Plan:
-    """The plan with a flush and compactions of what it leaves alone."""
+    """Return the plan with a flush and compactions of entries that it does not change."""
     rng, reading = writer.rng, writer.reading
     moved = [row for row in reading.of(*FILES) if key_of(row) not in plan.removed and rng.random() < 0.5]
     idle = [row for row in reading.of(*LEAVES) if row["location"] not in plan.masks]
@@ -243,9 +243,13 @@ def with_maintenance(writer: Writer, plan: Plan) -> Plan:
 
 
 def rewritten(writer: Writer, rows: list[Row], stale: list[Row]) -> tuple[list[Row], dict[str, set[int]]]:
-    """New leaves with these entries as EXISTING, one or two for each spec and kind, in random order.
+    """Return new leaves with these entries as EXISTING, one or two for each spec and kind, in random order.
 
-    stale: entries that were removed after the leaves had been written; their ordinals are returned as masks.
+    Args:
+        stale: entries that were removed after the leaves had been written.
+
+    Returns:
+        The root's entries of the leaves, and the ordinals of stale entries as masks.
     """
     groups: dict[tuple[bool, int], list[Row]] = {}
     masks: dict[str, set[int]] = {}
@@ -283,7 +287,7 @@ def with_status(row: Row, value: int) -> Row:
 def expect(
     writer: Writer, plan: Plan, gone: set[FileKey], stamp: Stamp
 ) -> tuple[dict[FileKey, Seen], set[FileKey], int]:
-    """The model after a commit, the keys that are new in it, and how many row ids it gives out."""
+    """Return the model after a commit, the new keys in it, and the number of assigned row ids."""
     model = {key: seen for key, seen in writer.model.items() if key not in gone}
     new: set[FileKey] = set()
     next_id = stamp.first_row_id
@@ -309,7 +313,7 @@ def expect(
 
 
 def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) -> None:
-    """The commit's own changes are ADDED or DELETED, all else is EXISTING, and no older tombstone is left."""
+    """Check that the commit's changes are ADDED or DELETED, other entries EXISTING, and no older tombstone is left."""
     before = writer.reading
     replaced = {leaf for leaf in plan.masks if before.has_mask(leaf, (EXISTING, ADDED))}
     after = Reading(rows_of(table), writer.store)
@@ -336,14 +340,14 @@ def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) ->
 
 
 def has_live(manifest: Row, reading: Reading) -> bool:
-    """Whether some entry of a leaf is live: leaves without one are left out of the next root."""
+    """Return whether some entry of a leaf is live: other leaves are left out of the next root."""
     masked = reading.mask(manifest["location"])
     rows = enumerate(reading.store.rows(manifest["location"]))
     return any(ordinal not in masked and status(row) != DELETED for ordinal, row in rows)
 
 
 def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:
-    """A leaf's new vector masks the old and the newly removed ordinals; the vector that it replaces stays unchanged."""
+    """Check that a leaf's new vector masks old and newly removed ordinals, and the replaced vector is unchanged."""
     before, after = writer.reading, Reading(rows_of(table), writer.store)
     for manifest in after.of(*LEAVES):
         leaf = manifest["location"]
@@ -365,7 +369,7 @@ def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:
 
 
 def check_leaves(writer: Writer, plan: Plan, table: pa.Table) -> None:
-    """What the root says of a leaf that it carries never changes, but for the leaf that a delete leaf belongs to."""
+    """Check that the entry of a carried leaf is unchanged, except for the affiliation of a delete leaf."""
     was = {row["location"]: row for row in writer.reading.of(*LEAVES)}
     leaves = Reading(rows_of(table), writer.store).of(*LEAVES)
     data = {row["location"] for row in leaves if row["content_type"] == DM}
@@ -385,7 +389,7 @@ def check_leaves(writer: Writer, plan: Plan, table: pa.Table) -> None:
 
 
 def check_row_ids(model: dict[FileKey, Seen], next_row_id: int) -> None:
-    """No row id belongs to two rows."""
+    """Check that no two rows share a row id."""
     ranges = sorted((seen.first_row_id, seen.record_count) for seen in model.values() if seen.first_row_id is not None)
     for (start, count), (following, _) in pairwise(ranges):
         assert start + count <= following
@@ -409,7 +413,7 @@ def check(writer: Writer, plan: Plan, gone: set[FileKey], stamp: Stamp, new: Nex
 
 
 def commit(writer: Writer) -> None:
-    """Make one random commit; check it alone and together with maintenance: readers see the same files."""
+    """Make a random commit, alone and together with maintenance, and check that readers see the same files."""
     if writer.rng.random() < 0.1:
         writer.stats = dict(WIDE)
     idle = writer.rng.random() < 0.15
@@ -434,14 +438,14 @@ def commit(writer: Writer) -> None:
 
 
 def without_empty_stats(table: pa.Table) -> list[Row]:
-    """The rows, with empty stats as null, as in a file in which no entry has stats."""
+    """Return the rows with empty stats as null, as in a file in which no entry has stats."""
     stats = [row["content_stats"] or {} for row in rows_of(table)]
     known = [{name: value for name, value in row.items() if value is not None} for row in stats]
     return [row | {"content_stats": values} for row, values in zip(rows_of(table), known, strict=True)]
 
 
 def spilled(writer: Writer, table: pa.Table) -> pa.Table:
-    """The root with some of its inline vectors in Puffin files."""
+    """Return the root with some of its inline vectors moved to Puffin files."""
     rows = rows_of(table)
     for row in rows:
         if row["content_type"] != MDV or row["location"] is not None or writer.rng.random() < 0.8:
@@ -579,7 +583,7 @@ def test_the_vector_of_a_leaf_that_is_not_there_is_left_behind() -> None:
 
 
 def test_row_ids_of_a_commit() -> None:
-    """Files first, in order, then leaves by their rows; deletes take none (semantics 16.10)."""
+    """Files get ids first, in order, then leaves by their rows. Deletes get none (semantics 16.10)."""
     rows = [data_entry("b", 5), entry(EQ, "eq", 9), data_entry("c", 0), data_entry("d", 2)]
     leaves = [leaf_entry("/l1"), leaf_entry("/l2", content_type=int(XM)), leaf_entry("/l3", 1)]
     new_root = next_root(
@@ -593,7 +597,7 @@ def test_row_ids_of_a_commit() -> None:
 
 
 def test_the_least_sequence_number_of_a_new_leaf() -> None:
-    """Entries that inherit their sequence number have the commit's, and the root says so (semantics 16.8)."""
+    """Entries that inherit their sequence number have the commit's, as the root records (semantics 16.8)."""
     rows = [data_entry("x", 1), data_entry("y", 1)]
     new = leaf_row(table_of(*rows), LEAF, 100, ())
     assert new.to_pylist()[0]["manifest_stats"]["min_sequence_number"] is None

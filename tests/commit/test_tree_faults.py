@@ -1,6 +1,6 @@
-"""Faults at every file operation of commits to a tree: the table has the old or the new state, and all of its files.
+"""Faults at every file operation of commits to a tree: the table has the old or the new state, with all its files.
 
-`make test` runs a seeded few for each kind of commit; SPARKMETA_SOAK=1 all.
+`make test` runs a seeded few for each kind of commit, and SPARKMETA_SOAK=1 all.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ Run = Callable[[sm.Table, "SparkSession"], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of commit. files: how many data files the table has before it, by so many commits. writes: the least
-    number of leaves that are written as tasks write them. live, leaves: what it makes of the table."""
+    """A kind of commit.
+
+    Attributes:
+        files: the number of data files before the commit; `commits` have added them.
+        writes: the least number of leaves that tasks write.
+        live: the names of the live files after the commit.
+        leaves: the number of leaves after the commit.
+    """
 
     properties: Mapping[str, int]
     files: int
@@ -75,7 +81,7 @@ CASES = {
 
 @dataclass
 class Stage:
-    """A table in the state before a commit, to which it can be put back."""
+    """A table before a commit, to which it can be reset."""
 
     spark: SparkSession
     case: Case
@@ -114,7 +120,7 @@ class Stage:
 
 
 def all_faults(stage: Stage, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, Fault]]:
-    """The faults of the driver and of the tasks."""
+    """Yield the faults of the driver and of the tasks."""
     writer = FaultyWriter(folder=str(stage.scratch))
     tasks_use(patch, writer)
     stage.reset()
@@ -163,7 +169,7 @@ def test_each_fault_of_a_commit(
 
 
 def some_of(candidates: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
-    """Two of the faults of writes, chosen with the name as the seed."""
+    """Return two of the faults of writes, chosen with the name as the seed."""
     writes = [(who, fault) for who, fault in candidates if fault.operation in ("write_new", "publish")]
     return random.Random(name).sample(writes, 2)
 
@@ -183,8 +189,13 @@ def attempt(stage: Stage, driver: FaultyFiles) -> str:
 
 @dataclass(frozen=True)
 class TableState:
-    """What is in a table's folder, by its files alone. leaves: of the last snapshot. reached: what its metadata names;
-    orphans: all else."""
+    """The state of a table, by the files in its folder.
+
+    Attributes:
+        leaves: the number of leaves of the last snapshot.
+        reached: the files that the metadata names.
+        orphans: all other files.
+    """
 
     live: set[str]
     snapshots: int
@@ -212,7 +223,7 @@ class TableState:
 
 
 def named_by(root: Root) -> set[str]:
-    """Leaves, and the Puffin files of their deletion vectors."""
+    """Return the leaves of a root, and the Puffin files of their deletion vectors."""
     rows = root.table.select(["content_type", "location"]).to_pylist()
     return {row["location"] for row in rows if row["content_type"] in (3, 4, 5) and row["location"]}
 
@@ -231,7 +242,7 @@ def reading_of(root: Root, table: sm.Table) -> Reading:
 
 
 def is_of_a_commit(location: str) -> bool:
-    """Whether a file is by its name one that commits write: what a search for orphans may delete when it is old."""
+    """Return whether a file has a name of commits: a search for orphans may delete it when it is old."""
     name = location.rpartition("/")[2]
     kinds = ("-root-", "-leaf-", "-flush-", "-vectors-", "-compact-")
     return is_temporary(name) or any(kind in name for kind in kinds)

@@ -1,7 +1,7 @@
-"""Spark SQL with Iceberg's Java library and sparkmeta change a table at once: no row is lost, doubled or brought back.
+"""Spark SQL with Iceberg's Java library and sparkmeta change a table at once: no row is lost, doubled or restored.
 
-Both commit through a REST catalog, which is safe for several writers. What one of them reports as refused has not
-happened. The slice is a few steps of one format version; SPARKMETA_SOAK=1 runs more of every version.
+Both commit through a REST catalog, which is safe for several writers. A change that is reported as refused has not
+happened. The slice is a few steps of one format version, and SPARKMETA_SOAK=1 runs more of every version.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ids = count(1)
 
 
 class Engine:
-    """One of the two writers: the ids that it has added and not deleted, and how often it was refused.
+    """One of the two writers: the ids of its rows, and the number of its refused changes.
 
-    Its rows are in the shared partition and in one of its own. It deletes only rows of its own, and rewrites data files
+    Its rows are in the shared partition and in a separate one. It deletes only rows of its own, and rewrites data files
     of both partitions.
     """
 
@@ -79,7 +79,7 @@ class Engine:
 
 @pytest.fixture
 def names(spark: SparkSession, rest_uri: str) -> Iterator[tuple[str, sm.Catalog]]:
-    """The name of a Spark catalog of the REST catalog, and the catalog."""
+    """Yield the name of a Spark catalog of the REST catalog, and the catalog."""
     name = f"two_{uuid.uuid4().hex[:8]}"
     values = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest", ".uri": rest_uri, ".cache-enabled": "false"}
     for key, value in values.items():

@@ -1,8 +1,8 @@
-"""Commits to a tree by processes that have no Spark: what one of them does, and what the table must be at the end.
+"""Processes without Spark that commit to a tree, and the expected table at the end.
 
-A small commit is the driver's own work, its searches for the files that it removes among few leaves included.
-Worker w appends some files in each step, and removes its files of an earlier step, with an entry of a leaf that all
-workers remove entries from: their deletion vectors have to be merged whoever comes first.
+The driver makes small commits alone, and searches for the files to remove in a few leaves. In each step, worker w
+appends some files, and removes its files of an earlier step and an entry of a leaf. All workers remove entries from
+that leaf, so that their deletion vectors are merged in any order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STATS = {1: "long"}
 LEAVES = 2
-# A worker's files live for so many of its steps.
+# The number of a worker's steps for which its files live.
 LIFE = 4
 QUICK = {
     "commit.status-check.min-wait-ms": "1",
@@ -52,7 +52,7 @@ QUICK = {
 
 @dataclass(frozen=True)
 class ArrowFrame:
-    """What a commit asks of a small DataFrame."""
+    """The part of a small DataFrame's interface that a commit uses."""
 
     table: pa.Table
 
@@ -64,7 +64,7 @@ class ArrowFrame:
         return ArrowFrame(self.table.select(list(names)))
 
     def selectExpr(self, *_expressions: str) -> ArrowFrame:  # noqa: N802  Spark's name
-        """The paths have schemes, so that a commit changes none."""
+        """Return the frame itself. The paths have schemes, so that a commit changes none."""
         return self
 
     def limit(self, count: int) -> ArrowFrame:
@@ -75,7 +75,7 @@ class ArrowFrame:
 
 
 def files_of(worker: int, step: int) -> dict[str, int]:
-    """The files that a step adds, and their records; none before the first step."""
+    """Return the files that a step adds, with their record counts; none before the first step."""
     if step < 1:
         return {}
     return {
@@ -84,7 +84,7 @@ def files_of(worker: int, step: int) -> dict[str, int]:
 
 
 def leaf_name(worker: int, step: int) -> str:
-    """The entry of a leaf that a step removes."""
+    """Return the entry of a leaf that a step removes."""
     return f"file:///data/leaf-{worker}-{step}"
 
 
@@ -93,7 +93,7 @@ def removed_by(worker: int, step: int) -> set[str]:
 
 
 def create(swap: TableOperations, folder: Path, workers: int, commits: int) -> Table:
-    """The table: leaves with an entry for each step of each worker."""
+    """Create the table, whose leaves have an entry for each step of each worker."""
     location = swap.folder if isinstance(swap, FileSystemOperations) else f"file://{folder}/table"
     schema = Schema(NestedField(1, "id", LongType()))
     swap.commit(None, new_metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, 4))
@@ -111,7 +111,7 @@ def _entry(path: str) -> dict[str, Any]:
 
 
 def files_of_table(swap: TableOperations) -> Files:
-    """The access to the files of a table of a file system or SQL catalog."""
+    """Return the files of a table of a file system or SQL catalog."""
     return cast("FileSystemOperations", swap).files
 
 
@@ -123,7 +123,7 @@ def _write_leaf(files: Files, table: str, number: int, rows: list[dict[str, Any]
 
 
 def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
-    """The current version of the table, without a Spark session unless `spark` is set."""
+    """Return the current version of the table, without a Spark session unless `spark` is set."""
     version = swap.refresh()
     state = TableState(
         SessionSource(spark), files_of_table(swap), version.metadata, version.metadata.current_snapshot()
@@ -132,7 +132,7 @@ def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
 
 
 def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
-    """Make a worker's commits, starting where the table says that it stands; note each one's outcome."""
+    """Make a worker's commits, from the step that the table records, and note the outcome of each."""
     with (folder / f"worker.{worker}").open("a") as notes:
         chance = random.Random(os.getpid())
         table: Table | None = None
@@ -174,7 +174,7 @@ def commit(table: Table, worker: int, step: int) -> Table:
 
 
 def authors(table: Table) -> Iterator[tuple[int, int] | None]:
-    """(worker, step) of each commit after the first, in order; None of a compaction."""
+    """Yield (worker, step) of each commit after the first, in order; None for a compaction."""
     for snapshot in table.snapshots()[1:]:
         assert snapshot.summary is not None
         worker, _, step = snapshot.summary.additional_properties["author"].partition("/")

@@ -1,6 +1,6 @@
-"""Compactions of a tree beside committers, by processes that have no Spark: tasks run in the process itself.
+"""Processes without Spark that compact a tree beside committers: tasks run in the process itself.
 
-The tree comes from `tree_committers`: its leaves have only data files.
+The tree of `tree_committers` has leaves of data files only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 AUTHOR = "compactor"
-# For each attempt to commit that met removals of others: from how many of its leaves, and of how many files.
+# For each attempt to commit that met concurrent removals: the number of leaves and files that they concern.
 CARRIED: list[int] = []
 
 
 class Folder(LocalFiles):
-    """The leaves of a folder, as `LocalJob` asks for them."""
+    """The leaves of a folder, for `LocalJob`."""
 
     def leaf(self, location: str) -> pa.Table:
         return read_manifest(self.read(location), trees.STATS, location)[0]
@@ -45,7 +45,7 @@ class Folder(LocalFiles):
 
 @contextmanager
 def without_spark() -> Iterator[None]:
-    """The jobs of compactions run in this process."""
+    """Run the jobs of compactions in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkmeta.commit.leaves.executor_writer", lambda _: None)
         patch.setattr("sparkmeta.commit.compaction.rewrite", _rewrite)
@@ -67,7 +67,7 @@ def _rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: st
 def _masks(
     _: Any, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
-    """The ordinals, by new leaf, of entries of files that are gone, found by their keys."""
+    """Return the ordinals of removed files' entries by new leaf, found by their keys."""
     CARRIED.append(len(gone) + len(lost))
     keys, folder = set(lost), Folder()
     for leaf, bitmap in gone.items():
@@ -82,7 +82,7 @@ def _masks(
 
 
 def work(swap: TableOperations, folder: Path, worker: int, writers: int, commits: int) -> None:
-    """Compact for as long as writers have commits to make; note each compaction's outcome."""
+    """Compact as long as writers have commits to make, and note the outcome of each compaction."""
     chance = random.Random(os.getpid())
     with without_spark(), (folder / f"worker.{worker}").open("a") as notes:
         while True:

@@ -1,6 +1,6 @@
-"""A reader of V4 trees in plain Python, by the letter of the rules: what is live, and what a snapshot changed.
+"""A reader of V4 trees in plain Python, which follows the rules literally: live files, and changes of snapshots.
 
-Leaves are Arrow tables in memory, by their location. Slow and obvious, so that the engine can be held against it.
+Leaves are Arrow tables in memory, by their locations. The reader is slow and obvious, to compare the engine with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ EXISTING, ADDED, DELETED = Status.EXISTING, Status.ADDED, Status.DELETED
 
 
 class Seen(NamedTuple):
-    """A live file as a reader sees it, after inheritance. bound: the lower bound of column 1."""
+    """A live file as a reader sees it, after inheritance.
+
+    Attributes:
+        bound: the lower bound of column 1.
+    """
 
     snapshot_id: int
     sequence_number: int
@@ -37,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an entry stands: a leaf and its ordinal, or the root (no leaf)."""
+    """The position of an entry: a leaf and its ordinal, or no leaf for the root."""
 
     leaf: str | None
     ordinal: int
@@ -53,7 +57,7 @@ def key_of(row: Row) -> FileKey:
 
 @dataclass
 class Store:
-    """What stands outside roots: leaves by location, and the blobs of Puffin files by (location, offset)."""
+    """The files that roots name: leaves by location, and blobs of Puffin files by location and offset."""
 
     leaves: dict[str, pa.Table] = field(default_factory=dict)
     blobs: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -72,9 +76,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Reading:
-    """A root as rows, with the store that its leaves and blobs are in.
+    """A root as rows, with the store that contains its leaves and blobs.
 
-    lenient: several live deletion vectors of a leaf count as their union (semantics 18.3).
+    Attributes:
+        lenient: whether several live deletion vectors of a leaf count as their union (semantics 18.3).
     """
 
     root: list[Row]
@@ -93,7 +98,7 @@ class Reading:
         return any(row["referenced_file"] == leaf for row in self.of(MDV, statuses=statuses))
 
     def live(self) -> dict[FileKey, Seen]:
-        """Every live file; a location that is live twice is an error."""
+        """Return every live file. A location that is live twice is an error."""
         files: dict[FileKey, Seen] = {}
         for key, seen, _ in self._entries():
             assert key not in files, f"{key} is live twice"
@@ -118,7 +123,7 @@ class Reading:
 
 
 def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
-    """The ordinals that a row of content type 5 masks."""
+    """Return the ordinals that a row of content type 5 masks."""
     place = vector["deletion_vector"]
     inline = place["inline_content"]
     assert (inline is None) == (place["offset"] is not None)
@@ -128,7 +133,7 @@ def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
 
 
 def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
-    """All rows of a leaf, with the values that they inherit from its root entry (semantics 16.8, 16.10)."""
+    """Return all rows of a leaf, with the values that they inherit from its root entry (semantics 16.8, 16.10)."""
     from_root = manifest["version_info"]
     next_id = manifest["first_row_id"]
     filled = []
@@ -164,14 +169,14 @@ def seen_of(row: Row) -> Seen:
 
 
 class Changes(NamedTuple):
-    """What a snapshot added and removed."""
+    """The files that a snapshot added and removed."""
 
     added: frozenset[FileKey]
     removed: frozenset[FileKey]
 
 
 def change_set(now: Reading, parent: Reading | None) -> Changes:
-    """The changes of a snapshot from its root, as in semantics 18.1."""
+    """Return the changes of a snapshot from its root, as in semantics 18.1."""
     added: set[FileKey] = set()
     removed: set[FileKey] = set()
     carried: set[FileKey] = set()
@@ -216,7 +221,7 @@ def _old_mask(now: Reading, parent: Reading | None, leaf: str, statuses: tuple[i
 def vector_changes(
     changes: Changes, rows: Mapping[FileKey, Row], positions: Callable[[Row], set[int]]
 ) -> dict[str, set[int]]:
-    """Data file -> positions that became deleted, from the deletion vectors that a snapshot added and removed."""
+    """Return the newly deleted positions by data file, from the vectors that a snapshot added and removed."""
     old: dict[str, set[int]] = defaultdict(set)
     for key in changes.removed:
         if key.content_type == ContentType.POSITION_DELETES:

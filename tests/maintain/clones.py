@@ -1,4 +1,4 @@
-"""Tables of the corpus as file system tables of their own, which a test may commit to."""
+"""Copies of the corpus's tables as file system tables, which a test may commit to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 def clone(peer: PeerTable, folder: Path, *, emptied: bool = False) -> sm.Table:
-    """A table in `folder` whose first metadata is the peer's; what that names stays where it is, and is shared.
+    """Create a table in `folder` whose first metadata is the peer's.
 
-    emptied: without snapshots.
+    Files that the metadata names stay at their locations, and are shared.
+
+    Args:
+        emptied: whether the copy has no snapshots.
     """
     location = f"file://{folder}"
     (folder / "metadata").mkdir(parents=True)

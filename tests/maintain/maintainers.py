@@ -1,8 +1,8 @@
 """Processes that write to and maintain one table in a folder: `python -m tests.maintain.maintainers role folder ...`.
 
-`write` appends manifests that exist before, one for each step, without Spark. `maintain` does the maintenance jobs in
-turns, each on the newest state, until there is a file `stop` in the folder. `convert` upgrades the table to a tree and
-downgrades it again, for as long.
+The role `write` appends manifests that were written beforehand, one for each step, without Spark. `maintain` runs the
+maintenance jobs in turns, each on the newest state, until the folder has a file `stop`. `convert` upgrades the table to
+a tree and downgrades it again, until then too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write(folder: Path, worker: int, steps: int) -> None:
 
 
 def maintain(folder: Path, seed: int) -> None:
-    """Do the jobs in random order, and say of each what became of it."""
+    """Run the jobs in random order, and print the outcome of each."""
     chance = random.Random(seed)
     spark = session()
     while not (folder / "stop").exists():
@@ -68,7 +68,7 @@ def maintain(folder: Path, seed: int) -> None:
 
 
 def convert(folder: Path, _: int) -> None:
-    """Convert the table to the other format version, again and again."""
+    """Convert the table to the other format version, repeatedly."""
     spark = session()
     while not (folder / "stop").exists():
         version = sm.load_table(f"file://{folder}/table", spark=spark).metadata.format_version

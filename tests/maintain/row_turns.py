@@ -1,4 +1,4 @@
-"""Random changes of a table that Java or sparkmeta can carry out, and a model of its rows in plain Python."""
+"""Random changes of a table by Java or sparkmeta, and a model of its rows in plain Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = ("delete", "update", "merge")
 
 @dataclass
 class Condition:
-    """A condition that Spark SQL and sparkmeta read alike, and the same in Python."""
+    """A condition with the same meaning in Spark SQL and sparkmeta, and its counterpart in Python."""
 
     text: str
     holds: Callable[[Row], bool]
@@ -40,11 +40,11 @@ class Condition:
 
 @dataclass
 class RowTurns:
-    """A table, the rows that it must have, and the changes so far.
+    """A table, its expected rows, and the changes so far.
 
     Attributes:
-        extra: the columns beside `FIXED`, all of them integers.
-        lineage: `_row_id` -> the fixed columns and `_last_updated_sequence_number`; version 3 only.
+        extra: the columns besides `FIXED`, all of them integers.
+        lineage: `_row_id` -> the fixed columns and `_last_updated_sequence_number`, in version 3 only.
         deletes: whether delete files may be written.
     """
 
@@ -89,7 +89,7 @@ class RowTurns:
             self._check_lineage([*theirs.elements()], touched=touched)
 
     def _check_lineage(self, rows: list[tuple[str | None, ...]], *, touched: bool) -> None:
-        """Row ids are unique; who has changed a row is known, and no other change touches it."""
+        """Check that row ids are unique, and that only a change of a row updates its sequence number."""
         now = {str(row[-2]): (*row[: len(FIXED)], row[-1]) for row in rows}
         assert len(now) == len(rows), self.names[-12:]
         number = str(self.table.metadata.last_sequence_number)
@@ -148,7 +148,7 @@ class RowTurns:
         self.rows = [row for row in self.rows if row["part"] != part] + rows
 
     def dynamic_overwrite(self, by_java: bool) -> None:
-        if self.evolved_spec:  # files of other specs would stay
+        if self.evolved_spec:  # otherwise files of other specs would stay
             return
         rows = self.new_rows()
         if by_java:
@@ -278,7 +278,7 @@ class RowTurns:
         self.is_long = True
 
     def evolve_spec(self, by_java: bool) -> None:
-        """Add the partition field of a second column, or remove it; `part` stays."""
+        """Add the partition field of a second column, or remove it. The field `part` stays."""
         if not self.evolved_spec and self.rng.random() < 0.7:
             return
         live = [each.name for each in self.table.spec().fields if each.name != "part" and str(each.transform) != "void"]

@@ -1,6 +1,6 @@
-"""Iceberg's Java library and sparkmeta take turns in changing and maintaining a table, at random.
+"""Iceberg's Java library and sparkmeta alternately change and maintain a table, at random.
 
-After each turn both read the same rows, and a snapshot that is left has the rows that it had when it was committed.
+After each turn, both read the same rows, and each remaining snapshot has the rows of its commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Turns:
     # -- turns
 
     def java(self) -> None:
-        """A turn of Java's: a change of rows, or maintenance."""
+        """Let Java take a turn: a change of rows, or maintenance."""
         changes = [
             self.history.insert, self.history.delete, self.history.delete, self.history.update, self.history.merge,
             self.history.delete_by_equality, self.history.replace_rows, self.history.delete_partition,
@@ -66,7 +66,7 @@ class Turns:
         self._take(self.rng.choice(changes if self.rng.random() < 0.6 else upkeep), changes)
 
     def sparkmeta(self) -> None:
-        """A turn of sparkmeta's, after which the rows are the same."""
+        """Let sparkmeta take a turn, after which the rows are the same."""
         turns = [
             self.rewrite_manifests, self.expire, self.remove_orphans, self.remove_dangling_deletes,
             self.rewrite_deletes, self.rewrite_deletes, self.rewrite_data, self.rewrite_data, self.tag,
@@ -158,7 +158,7 @@ class Turns:
         self.table.manage_snapshots().create_tag(snapshot.snapshot_id, f"t{len(self.names)}").commit()
 
     def fast_forward(self) -> None:
-        """Set main to the branch that is ahead, if it is."""
+        """Set main to the branch `ahead`, if main is its ancestor."""
         table = self.table
         ahead, parents = table.metadata.snapshot_by_name("ahead"), set()
         while ahead is not None:
@@ -170,7 +170,7 @@ class Turns:
     # -- what both need
 
     def _orphan(self) -> str:
-        """Leave a file that nothing needs."""
+        """Write a file that nothing needs."""
         path = self.shop.folder / "data" / f"orphan-{len(self.names)}.parquet"
         path.write_bytes(b"orphan")
         return str(path)
@@ -207,7 +207,7 @@ LAYOUTS = [(version, file_format) for version in (1, 2, 3) for file_format in ("
 
 @pytest.mark.parametrize(("version", "file_format"), LAYOUTS if SOAK else [(2, "parquet"), (3, "orc")])
 def test_changes_in_turns(spark: SparkSession, version: int, file_format: str) -> None:
-    """Changes of rows, schemas and specs, and maintenance, by each library in turn: rows equal a model's."""
+    """Each library in turn changes rows, schemas and specs, and maintains the table. The rows equal a model's."""
     rng = random.Random(f"{version} {file_format} {SEED}")
     shop = Workshop(Java(spark), f"changed_in_turns_{version}_{file_format}")
     properties = {"write.format.default": file_format} | (MERGE_ON_READ if version > 1 else {})

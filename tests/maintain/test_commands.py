@@ -25,7 +25,7 @@ JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
-    """Three small leaves, which nobody rewrites for good: each test looks at the plan, or at a table of its own."""
+    """Return a table with three small leaves, which no test rewrites: each looks at the plan, or copies the table."""
     return filled_table(spark, tmp_path_factory.mktemp("commands"))
 
 
@@ -88,7 +88,7 @@ def test_files_and_result_are_lines_of_json(spark: SparkSession, tmp_path: Path)
 
 
 def without_reader(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process whose output nobody reads."""
+    """Run Python in a process whose output is closed."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([sys.executable, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
@@ -130,7 +130,7 @@ COMMANDS_WITH_FILTERS = ("compact", "rewrite-manifests", "rewrite-data-files", "
 
 @pytest.mark.parametrize("name", COMMANDS_WITH_FILTERS)
 def test_an_empty_filter_is_an_error(name: str, table: sm.Table, tmp_path: Path) -> None:
-    """As it is what a shell makes of an unset variable, and must not mean everything."""
+    """A shell makes it from an unset variable, so that it must not mean all rows."""
     HandmadeTable(tmp_path / "lists").write()
     of_command = str(tmp_path / "lists") if name == "rewrite-manifests" else table.location()
     assert "Error: can't read the filter ''" in command(of_command, "--filter", "", code=1, name=name)

@@ -1,4 +1,4 @@
-"""Compaction of manifests: readers see the same table, in fewer, smaller and better ordered leaves."""
+"""Compaction of manifests: readers see the same table, in fewer, larger and better ordered leaves."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def mask_rows(table: sm.Table, folder: Path, name: str, **positions: list[int]) 
 
 
 def seen(table: sm.Table, snapshot_id: int | None = None) -> list[Any]:
-    """What a reader sees of every live file, its deletes and row ids included."""
+    """Return all planned columns of every live file, including deletes and row ids."""
     planned = table.scan(snapshot_id=snapshot_id).plan_files().drop("manifest_path", "manifest_pos")
     rows = planned.selectExpr("*", "transform(deletes, d -> struct(d.file_path, d.content_offset)) AS dvs")
     return sorted(map(str, rows.drop("deletes").collect()))
 
 
 def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
-    """The files of each snapshot, and its changes."""
+    """Return the files and the changes of each snapshot."""
     by_snapshot = {}
     for snapshot in table.snapshots():
         changes = table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).drop(
@@ -61,7 +61,11 @@ def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
 
 
 def compacted(table: sm.Table, *, everything: bool = False, **options: Any) -> sm.Table:
-    """The table after a compaction, which no reader has noticed; `everything`: of all snapshots and their changes."""
+    """Compact a table, and check that readers see no difference.
+
+    Args:
+        everything: whether to compare all snapshots and their changes.
+    """
     before, parent = history(table) if everything else {}, table.current_snapshot()
     after = table.maintenance.compact_manifests(**options).commit()
     assert after.check().collect() == []
@@ -99,7 +103,7 @@ def test_small_leaves_become_one(table: sm.Table) -> None:
 
 
 def test_leaves_are_put_in_order(table: sm.Table) -> None:
-    """Every leaf holds files of all ids: a needle opens each of them, and one after the compaction."""
+    """Every leaf contains files of all ids, so that a needle opens each. After the compaction, it opens one."""
     for number in range(6):
         table = append(table, *range(number, 120, 6))
     table = delete(table, 7, 60, 61)
@@ -239,7 +243,7 @@ def test_another_compaction_was_first(table: sm.Table) -> None:
 
 
 def test_writers_that_a_compaction_overtakes(table: sm.Table, tmp_path: Path) -> None:
-    """Their retries find their files in the new leaves; a vector that was only moved is nobody's conflict."""
+    """Retries of the writers find their files in the new leaves. Vectors that were only moved are not conflicts."""
     spark = table.state.spark
     table = append(table, 0, 1)
     table = append(table, 10, 11)
@@ -293,7 +297,7 @@ def test_vectors_that_are_many_for_a_leaf_belong_to_it(table: sm.Table, tmp_path
 
 
 def test_vectors_that_a_flush_moved_come_to_belong_to_their_leaf(table: sm.Table, tmp_path: Path) -> None:
-    """A compaction sees to it, and leaves alone what it has placed."""
+    """A compaction affiliates the vectors, and the next one leaves their leaves alone."""
     table = commit(table, lambda tx: tx.set_properties({"write.tree.flush-delete-files": "2"}))
     table = append(table, 1, 2, 3, 4)
     for number in range(1, 5):

@@ -1,4 +1,4 @@
-"""Upgraded tables whose manifests become leaves of the tree's own layout: rows stay the same, and commits work."""
+"""Upgraded tables whose manifests are converted to the tree's own layout: rows stay the same, and commits work."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ pytestmark = pytest.mark.java
 CHOSEN = ["unknown_counts_v1", "spec_dropped_source_v2", "upgraded_with_deletes_v3", "upgraded_with_deletes_v4"]
 PLACES = ("manifest_path", "manifest_pos")
 MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-# Trees have no sizes of columns, and sort orders of data files only.
+# Trees have no column sizes, and only data files have sort orders.
 DROPPED = ("column_sizes", "readable_metrics", "sort_order_id", *MAPS)
 
 
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
 def test_a_converted_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """Plans, row ids and metadata tables of the table and its earlier snapshots; then with masks, and more commits."""
+    """The plans, row ids and metadata tables are the same, also of earlier snapshots.
+
+    The same holds with masks, and after more commits.
+    """
     peer = corpus.table(name)
     chosen = filters(peer, FILTERS if SOAK else 2)
     before = committed(clone(peer, tmp_path / "before").maintenance.upgrade(4).commit())
@@ -61,7 +64,7 @@ def test_a_converted_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_p
 
 
 def assert_converted(table: sm.Table, *stay: Any) -> None:
-    """No leaf has the old layout, but for those that the summary names."""
+    """Assert that only leaves that the summary names have the old layout."""
     tree, named = table.state.tree, sorted(location for locations in stay for location in locations)
     if tree is None:
         assert named == sorted(row.path for row in table.inspect.manifests().select("path").collect())
@@ -74,14 +77,14 @@ def assert_converted(table: sm.Table, *stay: Any) -> None:
 
 
 def committed(table: sm.Table) -> sm.Table:
-    """The table with one more snapshot, of the same files."""
+    """Return the table with one more snapshot, of the same files."""
     with table.transaction() as tx:
         tx.update_snapshot()
     return table.refresh()
 
 
 def without_some(table: sm.Table) -> sm.Table:
-    """The table without every third of its first files, which its old manifests go on to list."""
+    """Return the table without every third of its first files, which its old manifests still list."""
     paths = sorted({row.file_path for row in table.scan().plan_files().select("file_path").limit(9).collect()})
     if paths:
         with table.transaction() as tx:
@@ -94,7 +97,7 @@ def old_snapshots(table: sm.Table) -> list[int]:
 
 
 def views(table: sm.Table, chosen: list[Filter], old: list[int]) -> dict[Any, DataFrame]:
-    """What a reader sees of a table: plans, with filters and of old snapshots, and metadata tables."""
+    """Return the plans of a table, with filters and of old snapshots, and its metadata tables."""
     frames = {("plan", "now"): planned(table)}
     frames |= {("plan", snapshot_id): planned(table, snapshot_id=snapshot_id) for snapshot_id in old}
     frames |= {
@@ -118,7 +121,7 @@ def planned(table: sm.Table, **options: Any) -> DataFrame:
 
 
 def metrics(table: sm.Table, tree: sm.Table | None = None) -> DataFrame:
-    """The metrics of all columns but those that hold partition values in the tree, which sets them to the value."""
+    """Return the metrics of all columns but those with partition values, for which the tree stores the value."""
     types, tuples = table.state.types, (tree or table).state.types.tuple_sources
     sources = {source for pairs in tuples.values() for _, source in pairs}
     chosen = ",".join(str(column) for column in types.column_types if column not in sources)
@@ -134,7 +137,7 @@ def counted(rows: list[dict[str, Any]]) -> Counter[str]:
 
 
 def placeless(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without the places of its entries; its deletes in one order."""
+    """Return a row without the positions of its entries, with its deletes in a fixed order."""
     row = {key: value for key, value in row.items() if key not in PLACES}
     if "deletes" in row:
         row["deletes"] = sorted(json.dumps(placeless(delete), sort_keys=True) for delete in row["deletes"])

@@ -1,4 +1,4 @@
-"""Conversion of manifests of format versions 1 to 3: their layout, and commits that come first."""
+"""Conversion of manifests of format versions 1 to 3: their layout, and concurrent commits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(spark: SparkSession, table: HandmadeTable) -> sm.Table:
 
 
 def with_deletes(folder: Path) -> HandmadeTable:
-    """Two data manifests, deletion vectors of both in one delete manifest, and other deletes in three more."""
+    """Return two data manifests, deletion vectors of both in one delete manifest, and other deletes in three more."""
     table = HandmadeTable(folder, properties=EAGER, summaries=True, row_ids=False)
     table.add(0, 1, *(data(f"x:a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
     table.add(0, 1, *(data(f"x:b{i}", 1, status=0, **B) for i in range(3)))
@@ -50,7 +50,7 @@ VECTORS = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:b2", B))
 
 
 def seen(table: sm.Table, **options: Any) -> list[str]:
-    """A plan without the places of entries."""
+    """Return a plan without the positions of entries."""
     return placeless(table.scan(**options))
 
 
@@ -70,7 +70,10 @@ def deleted(table: sm.Table, *paths: str) -> sm.Table:
 
 
 def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
-    """One commit: data and deletes get the tree's layout, affiliated; position delete files stay, and are named."""
+    """One commit converts data and deletes to the tree's layout, affiliated.
+
+    Position delete files stay, and are named.
+    """
     expected = loaded(spark, with_deletes(tmp_path / "expected")).maintenance.upgrade(4).commit()
     expected = deleted(expected, "x:b1")
     table = loaded(spark, with_deletes(tmp_path / "t"))
@@ -108,7 +111,7 @@ def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_commits_that_come_first(spark: SparkSession, tmp_path: Path) -> None:
-    """What they remove from manifests is masked in the new leaves. If manifests get other row ids, it is a conflict."""
+    """Entries that they remove from manifests are masked in the new leaves. New row ids of manifests are a conflict."""
     table = loaded(spark, with_deletes(tmp_path / "t")).maintenance.upgrade(4).commit()
     plan = table.maintenance.compact_manifests()
     other = deleted(table, "x:a3", "x:b1")
@@ -135,7 +138,7 @@ def row_id(row: str) -> int:
 
 
 def test_columns_that_are_added_before_the_upgrade(spark: SparkSession, tmp_path: Path) -> None:
-    """The upgrade then gives expressions other ids than the leaves have that are written already."""
+    """The upgrade assigns other ids to expressions than the ids in the written leaves."""
     handmade = with_deletes(tmp_path / "t")
     handmade.specs = ((), ({"source-id": 2, "field-id": 1000, "name": "short", "transform": "truncate[10]"},))
     table = loaded(spark, handmade)
@@ -148,7 +151,7 @@ def test_columns_that_are_added_before_the_upgrade(spark: SparkSession, tmp_path
 
 
 def test_large_manifests_are_sorted_among_tasks(spark: SparkSession, tmp_path: Path) -> None:
-    """By a column whose bounds only the manifests know: each new leaf has a range of it."""
+    """They are sorted by a column whose bounds only manifests contain. Each new leaf has a range of it."""
     table = HandmadeTable(tmp_path, summaries=True)
     for start in (0, 1):
         table.add(0, 0, *(data(f"x:f{i}", 1, **long_bounds(7 * i % 1009, 7 * i % 1009)) for i in range(start, 900, 2)))

@@ -1,4 +1,4 @@
-"""Trees become manifest lists of format version 3: others read what the trees held, and go on from there."""
+"""Trees become manifest lists of format version 3: other libraries read the tree's files, and continue from there."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _OF_DELETE = (
 
 
 def comparable(rows: list[dict[str, Any]]) -> list[str]:
-    """Planned files and their deletes, but for where their entries stand, and for partitions."""
+    """Return planned files and their deletes, without the positions of their entries, and without partitions."""
     texts = []
     for row in rows:
         deletes = [[delete.get(name) for name in _OF_DELETE] for delete in row["deletes"]]
@@ -86,7 +86,7 @@ def delete_files(table: sm.Table, paths: list[str]) -> sm.Table:
 @pytest.mark.java
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
 def test_a_table_comes_back(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """A table of another library is upgraded, loses files, and is downgraded; tags keep what they refer to."""
+    """A table of another library is upgraded, loses files, and is downgraded. Tags keep their snapshots."""
     peer = corpus.table(name)
     before = clone(peer, tmp_path / "t")
     table = before.maintenance.upgrade(4).commit()
@@ -128,7 +128,7 @@ def heads_of(table: sm.Table) -> dict[str, int]:
 
 
 def branched(spark: SparkSession, folder: Path) -> sm.Table:
-    """A table that began as a tree, with leaves, masks, deletion vectors, a branch and tags, and lost snapshots."""
+    """Return a table that began as a tree, with leaves, masks, deletion vectors, a branch, tags and lost snapshots."""
     table = append(new_table(spark, folder), *range(20))
     table = append(table, 20, 21, part="b")
     table = delete(mask_rows(table, folder, "a.puffin", f0=[1], f4=[2], f8=[3]), 2, 4, 20)
@@ -211,7 +211,7 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_an_empty_tree(spark: SparkSession, tmp_path: Path) -> None:
-    """Without a root nothing but metadata is written."""
+    """Without a root, only metadata is written."""
     after = new_table(spark, tmp_path).maintenance.downgrade(3).commit()
     assert (after.format_version, after.scan().plan_files().count()) == (3, 0)
 
@@ -341,7 +341,10 @@ def change_tree(table: sm.Table, other: sm.Table, rng: random.Random, folder: Pa
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(20) if SOAK else [5])
 def test_java_goes_on(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    """Rows, row ids and entries equal the tree's; Java changes the table and expires, and it is upgraded again."""
+    """Rows, row ids and entries equal the tree's.
+
+    Java changes the table and expires snapshots, and it is upgraded again.
+    """
     rng = random.Random(seed)
     history = random_history(spark, f"downgraded_{seed}", rng, steps=4)
     shop, source = history.shop, Workshop(Java(spark), f"downgraded_source_{seed}")
@@ -382,7 +385,7 @@ def test_java_goes_on(spark: SparkSession, tmp_path: Path, seed: int) -> None:
 def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
 ) -> None:
-    """The table is a tree or one of version 3, with the same files; a failed attempt leaves no file behind."""
+    """The table is a tree or has version 3, with the same files. A failed attempt leaves no file behind."""
     monkeypatch.setattr(lists, "executor_writer", lambda _: ExecutorWriter({}))
     monkeypatch.setattr(sorted_manifests, "executor_reader", lambda _: ExecutorReader())
     before = delete(append(new_table(interpreted, tmp_path), 1, 2, 3), 2)
@@ -391,7 +394,7 @@ def test_each_fault_of_a_commit(
     expected = seen(before)
 
     class Stage:
-        """For `attempt`."""
+        """A stage for `attempt`."""
 
         def commit(self, driver: FaultyFiles) -> None:
             for path in folder.iterdir():
@@ -429,7 +432,10 @@ def test_an_unknown_outcome_deletes_nothing(
 
 
 def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
-    """What they add is in the lists too; a leaf is written once. A second downgrade has nothing to do."""
+    """The lists contain the files of the other commits, and a leaf is written once.
+
+    A second downgrade changes nothing.
+    """
     table = branched(spark, tmp_path)
     plan, second = table.maintenance.downgrade(3), table.maintenance.downgrade(3)
     newer = append(table, 60)

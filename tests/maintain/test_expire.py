@@ -1,4 +1,4 @@
-"""Expired snapshots: which go, which files that frees, and what a commit deletes; beside Iceberg's Java library."""
+"""The snapshots and files that an expiry removes, compared with Iceberg's Java library."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def retention(draw: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 @st.composite
 def histories(draw: Any, now: int = NOW) -> dict[str, Any]:
-    """Table metadata with snapshots an hour apart, some on branches, some on none, and some ancestors gone."""
+    """Draw table metadata with snapshots an hour apart, some of them on branches, and some without their parents."""
     count = draw(st.integers(1, 9))
     snapshots = []
     for number in range(1, count + 1):
@@ -143,7 +143,7 @@ def planned_paths(files: DataFrame) -> set[str]:
 
 
 def planned_by_tasks(spark: SparkSession, table: sm.Table, **options: Any) -> set[str]:
-    """The paths of a plan for which tasks read lists and manifests, however few they are."""
+    """Return the paths of a plan for which tasks read lists and manifests, however few they are."""
     with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "1"}):
         return planned_paths(table.refresh().maintenance.expire_snapshots(**options).files())
 
@@ -161,7 +161,7 @@ def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
 def random_history(
     spark: SparkSession, name: str, rng: random.Random, steps: int, version: int | None = None
 ) -> History:
-    """A table that Java has changed at random, with branches and tags."""
+    """Return a table that Java has changed at random, with branches and tags."""
     shop = Workshop(Java(spark), name)
     shop.create(
         "id INT, name STRING, part STRING", "part", version=version or rng.choice([2, 3]), properties=MERGE_ON_READ
@@ -175,7 +175,7 @@ def random_history(
 
 
 def opened(shop: Workshop) -> sm.Table:
-    """Java's table in its warehouse, which can be committed to."""
+    """Open Java's table in its warehouse, so that it can be committed to."""
     warehouse = f"file://{shop.folder.parents[1]}"
     return sm.load_catalog("copies", type="hadoop", warehouse=warehouse, spark=shop.spark).load_table(
         f"peers.{shop.name}"
@@ -185,7 +185,10 @@ def opened(shop: Workshop) -> sm.Table:
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(30) if SOAK else [3])
 def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
-    """Expire after random changes of rows, deletes, manifests and refs; remaining snapshots have the same rows."""
+    """Snapshots expire after random changes of rows, deletes, manifests and refs.
+
+    The remaining ones have the same rows.
+    """
     rng = random.Random(seed)
     shop = random_history(spark, f"expired_{seed}", rng, steps=10).shop
     table = opened(shop)
@@ -229,7 +232,7 @@ def test_what_stays_is_read_as_before(spark: SparkSession, seed: int) -> None:
 
 
 def reachable(table: sm.Table) -> dict[int, set[str]]:
-    """The files of each snapshot of a tree."""
+    """Return the files of each snapshot of a tree."""
     files = {}
     for snapshot in table.metadata.snapshots:
         state = table.state.at(snapshot)
@@ -244,7 +247,7 @@ def reachable(table: sm.Table) -> dict[int, set[str]]:
 
 
 def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
-    """A file that a manifest DV masks in the snapshots that stay goes; its leaf stays."""
+    """A file is deleted if a manifest DV masks it in the remaining snapshots. Its leaf stays."""
     table = append(new_table(spark, tmp_path), *range(8))
     table = append(delete(table, 1, 2), 8, 9, part="b")
     table = mask_rows(table, tmp_path, "dv", f3=[1], f4=[0])
@@ -321,7 +324,7 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
 
 @pytest.mark.parametrize("job", ["expire", "orphans"])
 def test_changes_of_the_oldest_snapshot_that_stays(spark: SparkSession, tmp_path: Path, job: str) -> None:
-    """The deletion vectors that its root replaces are needed for them, until the snapshot itself expires."""
+    """Its changes need the deletion vectors that its root replaces, until the snapshot itself expires."""
     table = new_table(spark, tmp_path)
     with table.transaction() as tx:
         tx.set_properties({"write.tree.inline-vector-bytes": "0", "write.tree.flush-data-files": "1"})
@@ -349,7 +352,7 @@ def test_changes_of_the_oldest_snapshot_that_stays(spark: SparkSession, tmp_path
 
 
 def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path) -> None:
-    """It stays with the root; the files that only the leaf has go."""
+    """The leaf stays with the root. Files that only the leaf lists are deleted."""
     tree = TreeTable(tmp_path)
     removed, other = tree.leaf("removed", data("x:d1"), data("x:d2")), tree.leaf("other", data("x:d3"))
     tree.snapshot(added=[removed, other])
@@ -364,7 +367,7 @@ def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path
 
 
 def cleaned(shop: Workshop, *, by_java: bool) -> sm.Table:
-    """The table after Java, or else we, expired what the current snapshot does not need."""
+    """Return the table after Java or sparkmeta expired everything that the current snapshot does not need."""
     if by_java:
         shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
         return opened(shop)
@@ -375,7 +378,7 @@ def cleaned(shop: Workshop, *, by_java: bool) -> sm.Table:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("by_java", [False, True])
 def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_java: bool) -> None:
-    """The table stays readable after its metadata is cleaned, by us or by Java."""
+    """The table stays readable after its metadata is cleaned, by sparkmeta or by Java."""
     shop = Workshop(Java(spark), f"dropped_source_{version}_{by_java}")
     shop.create("id BIGINT, part STRING, c STRING", "part", version=version)
     shop.insert("1, 'b', 'x'")
@@ -427,7 +430,7 @@ def test_a_column_that_got_its_name_back_before_its_schema_expired(spark: SparkS
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: int) -> None:
-    """Partition values whose type no schema has any more stay distinct, and survive rewrites as text."""
+    """Partition values whose type no schema contains stay distinct, and survive rewrites as text."""
     shop = Workshop(Java(spark), f"lost_source_{version}")
     shop.create("id BIGINT, part INT, code STRING", "part, bucket(4, code)", version=version)
     shop.insert("1, 1, 'a'", "2, 1, 'a'", "3, 2, 'a'", "4, null, 'a'")
@@ -464,7 +467,7 @@ def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: i
 
 @pytest.fixture
 def tree(spark: SparkSession, tmp_path: Path) -> sm.Table:
-    """Three snapshots; the first two are old, and each removes a file of the previous one."""
+    """Return a tree with three snapshots. The first two are old, and each removes a file of the previous one."""
     table = append(new_table(spark, tmp_path), 1, 2, 3)
     return delete(delete(table, 1), 2)
 
@@ -485,7 +488,7 @@ def test_a_missing_file_of_an_expired_snapshot(tree: sm.Table) -> None:
 
 @pytest.mark.java
 def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
-    """The files that it lists stay; other files go."""
+    """The files that the manifest lists stay. Other files are deleted."""
     shop = Workshop(Java(spark), "a_missing_manifest")
     shop.create("id INT")
     shop.insert("1")
@@ -540,7 +543,7 @@ def test_an_unknown_outcome_deletes_nothing(tree: sm.Table, monkeypatch: pytest.
 
 
 def test_an_error_while_files_are_deleted(tree: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan tells that the snapshots are gone. The files are orphans."""
+    """The error says that the snapshots are gone. The files are orphans."""
     folder = Path(local_path(tree.location()))
     before = files_below(folder)
 
@@ -561,7 +564,7 @@ def test_an_error_while_files_are_deleted(tree: sm.Table, monkeypatch: pytest.Mo
 
 
 def test_faults(tree: sm.Table, tmp_path: Path) -> None:
-    """Before the commit nothing is deleted; afterwards nothing that stays; and another run finishes."""
+    """Before the commit no file is deleted, and after it no needed one. Another run finishes the job."""
     folder = Path(local_path(tree.location()))
     contents = {path: path.read_bytes() for path in map(Path, files_below(folder))}
     files, current = reachable(tree), tree.metadata.current_snapshot_id
@@ -579,7 +582,7 @@ def test_faults(tree: sm.Table, tmp_path: Path) -> None:
         return replace(table, operations=replace(table.operations, files=driver))
 
     class Stage:
-        """For `attempt`."""
+        """A stage for `attempt`."""
 
         def commit(self, driver: FaultyFiles) -> None:
             opened_through(driver).maintenance.expire_snapshots(older_than=older_than).commit()
@@ -615,7 +618,7 @@ def test_a_tag_that_comes_first(tree: sm.Table) -> None:
 
 
 def test_files_that_can_not_be_deleted(tree: sm.Table, tmp_path: Path) -> None:
-    """They are counted and named; the commit stands."""
+    """The files are counted and named. The commit remains."""
     folder = tmp_path / "no file"
     folder.mkdir()
     statistics = StatisticsFile.model_validate(
@@ -703,7 +706,7 @@ def test_what_is_refused(tree: sm.Table) -> None:
 
 
 def test_ten_thousand_snapshots() -> None:
-    """One update removes them, with their statistics and their part of the log."""
+    """One update removes all of them, with their statistics and their part of the log."""
     count = 10_000
     snapshots = [
         {"snapshot-id": number, "parent-snapshot-id": number - 1, "sequence-number": number,
@@ -729,7 +732,7 @@ def test_ten_thousand_snapshots() -> None:
 
 
 def test_command_and_job(tree: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both print the plan, and act with --commit."""
+    """Both print the plan, and execute it with --commit."""
 
     def command(*arguments: str) -> str:
         result = CliRunner().invoke(

@@ -1,4 +1,4 @@
-"""Maintenance of tables whose catalog does not answer: nothing that may be live is deleted, and a re-run finishes."""
+"""Maintenance of tables whose catalog does not respond: no file that may be live is deleted, and a re-run finishes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stored:
     metadata_location: str
 
     def restore(self) -> None:
-        """Write the files that are missing, and remove those that are new."""
+        """Write missing files, and remove new ones."""
         for path in map(Path, files_below(self.folder)):
             if path not in self.contents:
                 path.unlink()
@@ -74,7 +74,7 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def stored(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Stored]:
-    """A table of each kind, by its format version: appends, deletes of rows, and on v2 deletes that dangle."""
+    """Return a table of each kind, by its format version: with appends, deletes of rows, and on v2 dangling deletes."""
     return {version: create(spark, tmp_path_factory.mktemp(f"v{version}"), version) for version in (2, 4)}
 
 
@@ -102,7 +102,7 @@ def server(case: Case, request: pytest.FixtureRequest, tmp_path: Path, monkeypat
 
 @pytest.fixture
 def table(case: Case, server: Server, stored: dict[int, Stored], spark: SparkSession) -> sm.Table:
-    """The stored table, under a new name in the catalog."""
+    """Return the stored table, under a new name in the catalog."""
     base = stored[case.version]
     base.restore()
     catalog = sm.load_catalog("tests", **server.properties)
@@ -127,7 +127,7 @@ class Case:
         return after
 
 
-# A REST catalog of today holds no trees.
+# REST catalogs can't hold trees.
 CASES = [
     *(Case("SQL", 2, job) for job in LIST_JOBS),
     *(Case("SQL", 4, job) for job in TREE_JOBS),
@@ -137,13 +137,13 @@ SLICE = CASES if SOAK else [case for case in CASES if zlib.crc32(str(case).encod
 
 
 def rows_of(table: sm.Table) -> dict[int, Counter[Any]]:
-    """The rows of each snapshot."""
+    """Return the rows of each snapshot."""
     ids = [snapshot.snapshot_id for snapshot in table.snapshots()]
     return {each: Counter(map(tuple, table.scan(snapshot_id=each).to_df().collect())) for each in ids}
 
 
 def check(table: sm.Table, before: dict[int, Counter[Any]], current: int) -> None:
-    """The newest snapshot has the rows of the one that was current, and each older one its own."""
+    """Check that the newest snapshot has the rows of the current one, and older snapshots their own rows."""
     after = rows_of(table)
     newest = table.current_snapshot()
     assert newest is not None
@@ -154,7 +154,7 @@ def check(table: sm.Table, before: dict[int, Counter[Any]], current: int) -> Non
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("case", SLICE, ids=str)
 def test_an_unknown_outcome(case: Case, server: Server, table: sm.Table, stored: Any, is_done: bool) -> None:
-    """The catalog is gone before it has said whether the commit was carried out."""
+    """The catalog goes down before it has reported whether the commit was executed."""
     folder, before, current = stored[case.version].folder, rows_of(table), table.metadata.current_snapshot_id
     files = files_below(folder)
     server.break_down(table, is_done=is_done, is_last=True)
@@ -173,7 +173,7 @@ def test_an_unknown_outcome(case: Case, server: Server, table: sm.Table, stored:
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("case", SLICE, ids=str)
 def test_a_lost_answer(case: Case, server: Server, table: sm.Table, is_done: bool) -> None:
-    """The job looks up whether its commit was carried out, and goes on, or commits once more."""
+    """The job looks up whether its commit was executed, and continues, or commits once more."""
     before, current = rows_of(table), table.metadata.current_snapshot_id
     server.break_down(table, is_done=is_done, is_last=False)
     after = case.commit(table)

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 WRITERS = 2
-# Steps of a writer, maintainers, and how many of these are killed in all.
+# Steps per writer, maintainers, and the total number of killed ones.
 SHORT, LONG = (2, 1, 1), (150, 2, 25)
-# How many processes that convert the table are killed.
+# The number of converting processes that are killed.
 KILLS = 25
 LONGEST = 1800
 
 
 def table_of(folder: Path, steps: int) -> RowTable:
-    """Files with position deletes, orphans, and a manifest for each step of each writer, which is not committed."""
+    """Return files with position deletes, orphans, and an uncommitted manifest for each step of each writer."""
     table = RowTable(folder, version=2, summaries=True)
     for part in ("a", "b"):
         files = [
@@ -141,9 +141,9 @@ def test_writers_and_maintainers(spark: SparkSession, tmp_path: Path, soak: bool
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes: SPARKMETA_SOAK=1 runs it")
 def test_killed_conversions(spark: SparkSession, tmp_path: Path) -> None:
-    """Each process converts the table into V4 and back, again and again, until it is killed. A new one goes on.
+    """Each process converts the table to V4 and back, repeatedly, until it is killed and a new one continues.
 
-    The first is killed after it has done both conversions; the others at a random time while they would do both.
+    The first one is killed after both conversions, and the others at a random time.
     """
     folder, chance = tmp_path / "table", random.Random(5)
     table_of(folder, 0)
@@ -174,7 +174,7 @@ def test_killed_conversions(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def check(spark: SparkSession, location: str, expected: list[Any], steps: int) -> None:
-    """Every snapshot can be read, and the newest has all rows."""
+    """Check that every snapshot can be read, and that the newest has all rows."""
     table = sm.load_table(location, spark=spark)
     appended = [row_of(worker, step) for worker in range(WRITERS) for step in range(1, steps + 1)]
     now = sorted(int(row[0] or 0) for row in row_texts(table.scan().to_df().select("id")))

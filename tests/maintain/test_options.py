@@ -1,4 +1,4 @@
-"""The options of maintenance: one definition, from which methods, commands, jobs and configurations have them."""
+"""The options of maintenance: methods, commands, jobs and configurations share one definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orphan files: which a listing or an inventory finds, and which are deleted; beside Iceberg's Java library."""
+"""Orphan files: a listing or an inventory finds them, and old ones are deleted, as by Iceberg's Java library."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plant(folder: Path, *names: str) -> set[str]:
 
 
 def age(folder: Path) -> None:
-    """Let all files below a folder be five days old."""
+    """Make all files below a folder five days old."""
     for path in folder.rglob("*"):
         if path.is_file():
             os.utime(path, (time.time() - FIVE_DAYS,) * 2)
@@ -79,8 +79,10 @@ def listed_by_java(shop: Workshop, arguments: str = "dry_run => true") -> set[st
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(40) if SOAK else [7])
 def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
-    """Remove orphans after random changes and expiry, by a listing and by an inventory. The table's rows stay the
-    same."""
+    """Orphans are removed after random changes and expiry, by a listing and by an inventory.
+
+    The table's rows stay the same.
+    """
     rng = random.Random(seed)
     history = random_history(spark, f"orphans_{seed}", rng, steps=6)
     shop = history.shop
@@ -179,7 +181,7 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
 
 
 def test_paths_are_compared_as_storage_compares_them(spark: SparkSession) -> None:
-    """In Spark as in Python, with empty and dot segments."""
+    """Spark and Python agree, also on empty and dot segments."""
     rng = random.Random(3)
     parts = ["a", "b.c", "..", ".", "", "ä b", "%20", ".d", "e."]
     texts = ["/".join(rng.choice(parts) for _ in range(rng.randint(1, 6))) for _ in range(600)]
@@ -214,7 +216,7 @@ def delete_real(table: sm.Table, *ids: int) -> sm.Table:
 
 
 def needed(table: sm.Table) -> set[str]:
-    """The files that a tree needs."""
+    """Return the files that a tree needs."""
     logged = {local_path(entry.metadata_file) for entry in table.metadata.metadata_log}
     current = {local_path(table.metadata_location), str(folder_of(table) / "metadata" / "version-hint.text")}
     return logged.union(current, *reachable(table).values())
@@ -226,7 +228,7 @@ def unknown(*_: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(20) if SOAK else [1])
 def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Random commits (some fail and leave files), expiry and compaction; then every unneeded file goes."""
+    """After random commits, some of which fail, an expiry and a compaction, every unneeded file is deleted."""
     rng = random.Random(seed)
     table = append_real(new_table(spark, tmp_path), *range(4))
     folder, left = folder_of(table), set[str]()
@@ -277,7 +279,7 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytes
 
 
 def test_files_that_a_commit_needs_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
-    """Those of the plan that a new version needs stay, also if the table was loaded before it."""
+    """Planned files that a new version needs stay, even if the table was loaded before it."""
     table = append_real(new_table(spark, tmp_path), 1)
     folder = folder_of(table)
     planted = plant(folder, "data/f5", "data/f6", "data/f7")
@@ -293,7 +295,7 @@ def test_files_that_a_commit_needs_meanwhile(spark: SparkSession, tmp_path: Path
 
 
 def test_files_that_can_not_be_deleted(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted and named, and the next plan has them."""
+    """The files are counted and named, and the next plan contains them."""
     table = append_real(new_table(spark, tmp_path), 1)
     folder = folder_of(table)
     first, second = sorted(plant(folder, "data/lost1", "data/lost2"))
@@ -332,13 +334,13 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     assert planned_paths(plan.files()) == orphans
     assert plan.summary().other_tables == (f"{folder}/ns/inner/",)
     assert "files of other tables stay" in str(plan.summary())
-    # The inner table's own folder is below the other one's.
+    # The inner table's folder is below the outer table's.
     with pytest.raises(ValidationError, match=r"another table shares .*metadata/v\d.metadata.json"):
         below.maintenance.remove_orphan_files(force=True).files()
     assert planned_paths(below.maintenance.remove_orphan_files(shared_location=True).files()) == of_inner
     with pytest.raises(ValidationError, match="another table shares"):
         table.maintenance.remove_orphan_files(location=f"{folder}/ns/inner/data").files()
-    # A former table of the same folder, and the same table by another path.
+    # An earlier table in the same folder, and the same table by another path.
     former = json.loads((folder / "metadata/v1.metadata.json").read_bytes()) | {"table-uuid": str(uuid.uuid4())}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
     with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; the option shared_location permits it"):
@@ -365,7 +367,7 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_a_table_that_is_opened_elsewhere(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path is one below the current folder; by another path, the table's own files would seem another's."""
+    """A relative path starts at the current folder. By another path, the table's own files would seem foreign."""
     table = append_real(new_table(spark, tmp_path), 1)
     folder = folder_of(table)
     orphans = plant(folder, "data/lost")
@@ -464,7 +466,7 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", FILE_IOS)
 def test_folders_of_a_store(s3: S3Server, kind: str) -> None:
-    """A walk asks once for 1,000 names, whatever the folders."""
+    """A listing requests 1,000 names at a time, regardless of folders."""
     import boto3
 
     root = f"walk-{uuid.uuid4()}"
@@ -544,7 +546,7 @@ def new_schema() -> Any:
 
 
 def test_command_and_job(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both print the plan, and delete with --commit."""
+    """Both print the plan, and delete the files with --commit."""
     table = append_real(new_table(spark, tmp_path), 1)
     folder = folder_of(table)
     planted = plant(folder, "data/lost1", "data/lost2")

@@ -1,4 +1,4 @@
-"""Partition statistics: the values and files of Iceberg's Java library, from all entries or from what changed."""
+"""Partition statistics equal the values and files of Iceberg's Java library, computed in full or incrementally."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ COUNTS = (
 
 
 def file_rows(location: str) -> list[dict[str, Any]]:
-    """The rows of a statistics file, by pyarrow."""
+    """Return the rows of a statistics file, by pyarrow."""
     return pq.read_table(local_path(location)).to_pylist()
 
 
 def shape(location: str) -> list[Any]:
-    """The field ids, names, types and repetition of a statistics file."""
+    """Return the field ids, names, types and repetition of a statistics file."""
     return _shape(pq.read_schema(local_path(location)))
 
 
@@ -67,7 +67,7 @@ def comparable(rows: list[dict[str, Any]]) -> Counter[str]:
 
 
 def comparable_counts(rows: list[dict[str, Any]]) -> Counter[str]:
-    """The rows without the partition, as `JavaStatistics.scanned` gives them."""
+    """Return the rows without the partition, as from `JavaStatistics.scanned`."""
     names = ("spec_id", *COUNTS, "last_updated_at", "last_updated_snapshot_id")
     return Counter(repr([row.get(name) for name in names]) for row in rows)
 
@@ -85,7 +85,7 @@ class JavaStatistics:
         return self.tables.load(self.location)
 
     def compute(self, snapshot_id: int, *, register: bool = False) -> str | None:
-        """The path of a new statistics file; None for no rows."""
+        """Write a new statistics file, and return its path; None if there are no rows."""
         table = self.table
         file = self.java.iceberg.PartitionStatsHandler.computeAndWriteStatsFile(
             table, self.java.jvm.java.lang.Long.valueOf(snapshot_id)
@@ -97,7 +97,7 @@ class JavaStatistics:
         return str(file.path())
 
     def scanned(self, snapshot_id: int) -> Counter[str]:
-        """What Java reads of the registered statistics of a snapshot."""
+        """Return the registered statistics of a snapshot, as Java reads them."""
         rows = self.table.newPartitionStatisticsScan().useSnapshot(snapshot_id).scan()
         counters = []
         for row in elements(rows):
@@ -115,7 +115,7 @@ def partition_key(row: Any) -> tuple[Any, ...]:
 
 
 def changed(model: dict[Any, dict[str, Any]], table: sm.Table, entry: Any, sign: int) -> None:
-    """Count an entry of `inspect.entries` in a model, by a sign, or only its update by 0."""
+    """Count an entry of `inspect.entries` in a model, by a sign. The sign 0 counts only its update."""
     file = entry.data_file
     row = model.setdefault(partition_key(file), dict.fromkeys(COUNTS, 0) | {"at": None, "by": None})
     kind = ("data", "position_delete", "equality_delete")[file.content]
@@ -130,7 +130,7 @@ def changed(model: dict[Any, dict[str, Any]], table: sm.Table, entry: Any, sign:
 
 
 def in_full(table: sm.Table, snapshot_id: int) -> dict[Any, dict[str, Any]]:
-    """What the statistics of a snapshot must be, by its entries."""
+    """Return the expected statistics of a snapshot, by its entries."""
     model: dict[Any, dict[str, Any]] = {}
     for entry in table.inspect.entries(snapshot_id).collect():
         changed(model, table, entry, int(entry.status != 2))
@@ -138,7 +138,7 @@ def in_full(table: sm.Table, snapshot_id: int) -> dict[Any, dict[str, Any]]:
 
 
 def since(table: sm.Table, base: int, snapshot_id: int) -> dict[Any, dict[str, Any]]:
-    """Expected incremental statistics: an ancestor's, and what every later snapshot added and removed."""
+    """Return expected incremental statistics: an ancestor's, plus the changes of every later snapshot."""
     model = in_full(table, base)
     chain, current = [], snapshot_id
     while current != base:
@@ -152,7 +152,7 @@ def since(table: sm.Table, base: int, snapshot_id: int) -> dict[Any, dict[str, A
 
 
 def shown(table: sm.Table, snapshot_id: int | None = None) -> dict[Any, dict[str, Any]]:
-    """The statistics of a snapshot as users see them, like a model."""
+    """Return the statistics of a snapshot as users see them, in the form of a model."""
     rows = [row.asDict() for row in table.inspect.partition_statistics(snapshot_id).collect()]
     names = [name for name in COUNTS if name in rows[0]]
     model = {
@@ -166,7 +166,7 @@ def shown(table: sm.Table, snapshot_id: int | None = None) -> dict[Any, dict[str
 
 
 def without_vectors(model: dict[Any, dict[str, Any]], table: sm.Table) -> dict[Any, dict[str, Any]]:
-    """The model in the columns of the table's format version."""
+    """Return the model with the columns of the table's format version."""
     gone = "dv_count" if table.format_version < 3 else ""
     return {key: {name: value for name, value in row.items() if name != gone} for key, row in model.items()}
 
@@ -214,7 +214,7 @@ def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp
 @pytest.mark.java
 @pytest.mark.parametrize(("version", "seed"), [*product([2, 3], range(20))] if SOAK else [(2, 1), (3, 2)])
 def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
-    """In full and incrementally, from our file and from Java's, Parquet and Avro: Java's values, and a model's."""
+    """The values equal Java's and a model's: in full and incrementally, from our file and Java's, Parquet and Avro."""
     rng = random.Random(seed)
     shop = Workshop(Java(spark), f"statistics_{version}_{seed}")
     shop.create("id INT, name STRING, part STRING", "part", version=version, properties=MERGE_ON_READ)
@@ -259,7 +259,7 @@ def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
 
 @pytest.mark.java
 def test_a_partition_field_that_was_dropped(spark: SparkSession) -> None:
-    """Java merges by places in the tuple, and so mixes partitions of a spec whose fields are not the first ones."""
+    """Java merges by positions in the tuple, and so mixes partitions of a spec whose fields are not the first ones."""
     shop = Workshop(Java(spark), "statistics_of_a_dropped_field")
     shop.create("id INT, a STRING, b STRING", "a, b")
     shop.insert("1, 'x', 'p'", "2, 'y', 'q'")
@@ -291,7 +291,7 @@ def test_a_tree_has_the_statistics_of_a_list(spark: SparkSession, tmp_path: Path
     shop = Workshop(Java(spark), "statistics_of_a_tree")
     shop.create("id INT, name STRING, part STRING", "part", version=3, properties=MERGE_ON_READ)
     history = History(shop, random.Random(4))
-    # Files are removed as long as there are no deletes, which the copies of the commits do not remove.
+    # Files are removed only before there are deletes, which the copied commits would not remove.
     for step in (history.insert, history.insert, history.delete_partition, history.insert, history.delete):
         step()
     for step in (history.delete_by_equality, history.update, history.insert):
@@ -332,20 +332,20 @@ def test_a_tree_has_the_statistics_of_a_list(spark: SparkSession, tmp_path: Path
 
 
 def live_counts(model: dict[Any, dict[str, Any]]) -> dict[Any, list[int]]:
-    """The counts of partitions that have files."""
+    """Return the counts of partitions that have files."""
     counts = {key: [row[name] for name in COUNTS] for key, row in model.items()}
     return {key: values for key, values in counts.items() if any(values)}
 
 
 def without_statistics(table: sm.Table, snapshot_id: int) -> sm.Table:
-    """The table without the partition statistics of a snapshot."""
+    """Return the table without the partition statistics of a snapshot."""
     others = [file for file in table.metadata.partition_statistics if file.snapshot_id != snapshot_id]
     changed = table.metadata.model_copy(update={"partition_statistics": others})
     return table.at(table.operations.commit(table.version, changed))
 
 
 def test_updates_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
-    """A file that the snapshot removed is an update of its partition, in the root and in a leaf."""
+    """A file that the snapshot removed counts as an update of its partition, in the root and in a leaf."""
     table = new_table(spark, tmp_path)
     for part in ("a", "b", None):
         table = append(table, *({"a": (1, 2), "b": (3, 5), None: (4, 8)}[part]), part=part)
@@ -432,7 +432,7 @@ def test_specs_that_share_a_field_id(spark: SparkSession, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other"])
 def test_a_damaged_base(tree: sm.Table, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All entries are counted instead; also if the base's counts are too small for what was removed since."""
+    """All entries are counted instead, also if the base's counts are smaller than the later removals."""
     before = tree.maintenance.compute_partition_stats().commit()
     (file,) = before.metadata.partition_statistics
     path = Path(local_path(file.statistics_path))
@@ -455,7 +455,7 @@ def test_a_damaged_base(tree: sm.Table, damage: str, caplog: pytest.LogCaptureFi
 
 
 def test_other_commits_come_first(tree: sm.Table) -> None:
-    """The file is written once, and registered in the newest metadata; it is deleted if its snapshot has expired."""
+    """The file is written once, and registered in the newest metadata. It is deleted if its snapshot has expired."""
     plan = tree.maintenance.compute_partition_stats()
     others = append(append(tree, 7), 8)
     after = plan.commit()
@@ -504,12 +504,15 @@ def test_an_error_after_the_commit_keeps_the_file(tree: sm.Table, monkeypatch: p
 
 
 def test_faults(tree: sm.Table) -> None:
-    """The table has its statistics or not, whole; a file that is not registered is deleted, or its fate is unknown."""
+    """The table has its complete statistics or none.
+
+    A file that is not registered is deleted, or its outcome is unknown.
+    """
     folder = Path(local_path(tree.location()))
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     class Stage:
-        """For `attempt`."""
+        """A stage for `attempt`."""
 
         def commit(self, driver: FaultyFiles) -> None:
             for path in [path for path in folder.rglob("*") if path.is_file()]:

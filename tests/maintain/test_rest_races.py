@@ -1,6 +1,6 @@
-"""Others commit to a table of a REST catalog while a plan of maintenance is made or sent: nothing live is lost.
+"""Others commit to a table of a REST catalog while maintenance is planned or committed: nothing live is lost.
 
-The catalog's requirements say less than the swap of a whole metadata file: it takes commits that others have overtaken.
+The catalog's requirements say less than a swap of the whole metadata file: it accepts commits whose base is outdated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "part", LongType()))
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
-# Whether others commit after the plan is made, or only after the table was loaded again to commit it.
+# The times of the other commits: after the plan, or after the table was loaded again to commit it.
 WHEN = ["planned", "sent"]
 
 
 @pytest.fixture
 def table(rest_uri: str, spark: SparkSession) -> sm.Table:
-    """A table with three rows in its first snapshot, which two others in its second replace."""
+    """Return a table with three rows in its first snapshot, which its second one replaces by two others."""
     catalog = sm.load_catalog("tests", type="rest", uri=rest_uri)
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.create_namespace(namespace)
@@ -51,7 +51,7 @@ def ids(table: sm.Table, **options: int) -> list[int]:
 
 
 def commit_while(plan: Any, others: Callable[[], object], when: str, monkeypatch: pytest.MonkeyPatch) -> sm.Table:
-    """Commit a plan after others have committed, and return the table as the catalog has it then."""
+    """Commit a plan after other commits, and return the catalog's current version."""
     plan.summary()
     if when == "planned":
         others()
@@ -155,7 +155,10 @@ def test_an_old_spec_comes_into_use(table: sm.Table, when: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("when", WHEN)
 def test_statistics_of_a_snapshot_that_expires(table: sm.Table, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The protocol can't require that the snapshot exists. Statistics without theirs go with the next expiry."""
+    """The protocol can't require that the snapshot exists.
+
+    Statistics without a snapshot are removed by the next expiry.
+    """
     plan = table.maintenance.compute_partition_stats()
 
     def expire() -> None:

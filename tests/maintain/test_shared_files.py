@@ -1,4 +1,4 @@
-"""Which manifests of snapshots that stay an expiry opens: those that may list a file of a manifest that expires."""
+"""The remaining manifests that an expiry opens: manifests that may list a file of an expiring manifest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def summary(kind: str, values: list[Any]) -> dict[str, Any]:
 @settings(max_examples=2_000 if SOAK else 200)
 @given(drawn=st.data(), pool=st.lists(TUPLES, min_size=1, max_size=5))
 def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[Any]) -> None:
-    """A manifest is left out if its range of some field overlaps no expiring manifest's, floats aside."""
+    """A manifest is left out if its range of some field overlaps no expiring manifest's, except for floats."""
     manifests = st.lists(st.lists(st.sampled_from(pool), min_size=1, max_size=3), max_size=4)
     expired, retained = drawn.draw(manifests), drawn.draw(manifests)
     unknown = drawn.draw(st.sets(st.integers(0, 7), max_size=1))
@@ -71,7 +71,7 @@ def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[A
 
 
 def overlap(some: list[Any], others: list[Any], place: int) -> bool:
-    """Whether two manifests may have a value of a field in common, by its least and greatest values and nulls."""
+    """Return whether two manifests may share a value of a field, by its least and greatest values and nulls."""
     values = [[row[place] for row in rows] for rows in (some, others)]
     present = [sorted(value for value in column if value is not None) for column in values]
     within = all(present) and present[0][0] <= present[1][-1] and present[1][0] <= present[0][-1]
@@ -108,7 +108,7 @@ def test_what_is_not_opened(spark: SparkSession) -> None:
 
 
 def test_a_file_that_was_added_again_under_another_partition(spark: SparkSession, tmp_path: Path) -> None:
-    """It stays: somebody may have mended a wrong partition."""
+    """The file stays: a user may have corrected a wrong partition."""
     table = new_table(spark, tmp_path)
 
     def files(name: str, part: str) -> DataFrame:
@@ -129,7 +129,7 @@ def test_a_file_that_was_added_again_under_another_partition(spark: SparkSession
 
 
 def test_a_file_that_was_added_again_under_another_spec(spark: SparkSession, tmp_path: Path) -> None:
-    """It stays, though the manifest that lists it overlaps with no expired one of its spec."""
+    """The file stays, though the manifest that lists it overlaps with no expired one of its spec."""
     table = new_table(spark, tmp_path)
 
     def files(name: str, spec_id: int, part: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Table statistics: sketches with the bytes that Iceberg's Spark action writes, which Java reads and merges."""
+"""Table statistics: sketches with the bytes of Iceberg's Spark action, which Java reads and merges."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = peers.names(without=["made_up", "not_spark"]) if SOAK else ["types_v2", 
 
 
 def blobs(location: str) -> dict[int, tuple[Any, bytes]]:
-    """Field id -> the metadata and content of its blob in a Puffin file, in the file's order."""
+    """Return the metadata and content of the blobs in a Puffin file by field id, in the file's order."""
     data = Path(local_path(location)).read_bytes()
     footer = read_footer(data, location)
     return {blob.fields[0]: (blob, read_blob(data, blob, location)) for blob in footer.blobs}
@@ -61,7 +61,7 @@ def java_computes(java: JavaStatistics, snapshot_id: int, *columns: str) -> str:
 @pytest.mark.java
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp_path: Path) -> None:
-    """The same blobs byte for byte, of all types, without deleted rows; and Java's table has the file."""
+    """The blobs of all types are the same byte for byte, without deleted rows, and Java's table has the file."""
     peer = corpus.table(name)
     table = clone(peer, tmp_path / "ours")
     java = JavaStatistics(spark, clone(peer, tmp_path / "java").location())
@@ -87,7 +87,7 @@ def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp
 
 
 def assert_java_reads_puffin(java: Java, location: str, expected: dict[int, tuple[Any, bytes]]) -> None:
-    """Java's reader gives the blobs, and Java's sketches the counts."""
+    """Assert that Java's reader returns the blobs, and that Java's sketches return the counts."""
     reader = java.iceberg.puffin.Puffin.read(java.io.newInputFile(location)).build()
     blobs = {}
     for pair in elements(reader.readAll(reader.fileMetadata().blobs())):
@@ -132,7 +132,7 @@ def test_many_values(spark: SparkSession) -> None:
 
 
 def test_bytes_of_values() -> None:
-    """The single-value serialization of each type, as the spec's Appendix D has it."""
+    """Values are serialized as in the spec's Appendix D, Single-value serialization."""
     cases: list[tuple[pa.Array, list[bytes]]] = [
         (pa.array([True, False]), [b"\x01", b"\x00"]),
         (pa.array([-2], pa.int32()), [b"\xfe\xff\xff\xff"]),

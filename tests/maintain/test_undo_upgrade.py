@@ -1,4 +1,4 @@
-"""An upgrade is undone as long as no commit has made a root: the table is again what it was, for Java too."""
+"""An upgrade is undone if no commit has made a root: the table is as before, for Java too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.write.test_changes import frame, new_table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Fields about the metadata file itself, and ids that expressions took.
+# Fields about the metadata file itself, and ids of expressions.
 CHANGING = {"last-updated-ms", "metadata-log", "last-column-id", "next-row-id"}
 MISSING_IS_EMPTY: dict[str, Any] = {
     "encryption-keys": [],
@@ -48,7 +48,7 @@ def test_the_metadata_is_as_it_was(spark: SparkSession, tmp_path: Path, version:
     undone = plan.commit()
     assert plan.commit() is undone
     assert undone.format_version == undone.refresh().format_version == version
-    # Lists that early writers of version 1 leave out are there.
+    # The metadata has the lists that early writers of version 1 omit.
     remaining = document(before).keys() - {"schema", "partition-spec"}
     assert {key: document(undone)[key] for key in remaining} == {key: document(before)[key] for key in remaining}
     assert version == 1 or document(undone).keys() == remaining
@@ -101,7 +101,7 @@ def test_what_an_earlier_version_has_no_place_for(spark: SparkSession, tmp_path:
 def test_a_lower_version_than_before(
     spark: SparkSession, tmp_path: Path, version: int, lower: int, problem: str
 ) -> None:
-    """Its row ids would begin anew, and its sequence numbers have no place."""
+    """Row ids would start over, and sequence numbers would have no field."""
     catalog = sm.load_catalog("folders", type="hadoop", warehouse=str(tmp_path))
     schema = Schema(NestedField(1, "id", LongType()))
     table = catalog.create_table("db.t", schema, format_version=version, spark=spark)
@@ -156,7 +156,7 @@ def test_java_reads_and_writes_the_table_again(version: int, spark: SparkSession
 
 @pytest.mark.parametrize("limit", ["0", "100"])
 def test_files_of_an_append_that_began_on_another_upgrade(spark: SparkSession, tmp_path: Path, limit: str) -> None:
-    """The second upgrade gives expressions other ids than those under which the append has written partitions."""
+    """The second upgrade assigns other ids to expressions than the append has written partitions under."""
     properties = {"write.tree.direct-files": limit}
     table = new_table(
         spark, tmp_path, PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket")), **properties

@@ -38,7 +38,10 @@ NOW = "now"
 
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
 def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """Before the upgrade, after it, after a commit that changes nothing, and after one that removes files."""
+    """The plans are the same before the upgrade, after it, and after a commit without changes.
+
+    Removed files are missing.
+    """
     peer = corpus.table(name)
     before = clone(peer, tmp_path / "t")
     upgraded = before.maintenance.upgrade(4).commit()
@@ -66,7 +69,7 @@ def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path)
 
 
 def committed(table: sm.Table) -> sm.Table:
-    """The table with one more snapshot, of the same files."""
+    """Return the table with one more snapshot, of the same files."""
     with table.transaction() as tx:
         tx.update_snapshot()
     fresh = table.refresh()
@@ -88,7 +91,7 @@ def snapshots_of(table: sm.Table) -> list[tuple[Any, ...]]:
 
 
 def plans(table: sm.Table, places: Sequence[Any], chosen: Sequence[Filter] = ()) -> dict[Any, DataFrame]:
-    """Plans of the current snapshot, of some others, and with filters."""
+    """Return plans of the current snapshot, of some others, and with filters."""
     scans = {where: table.scan(snapshot_id=None if where == NOW else where) for where in places}
     scans |= {
         row_filter.name: table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
@@ -104,7 +107,7 @@ def by_entry(rows: list[dict[str, Any]]) -> Plan:
 
 
 def assert_same_but_for_row_ids(ours: Plan, expected: Plan) -> None:
-    """The same files of the same manifests; files without row ids have got row ids."""
+    """Assert that the files and manifests are the same, and files without row ids have received some."""
     assert ours.keys() == expected.keys()
     for key, row in expected.items():
         row_id = row["first_row_id"]
@@ -118,7 +121,7 @@ def assert_row_ids_are_apart(planned: Plan, table: sm.Table) -> None:
 
 
 def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
-    """Removed files are masked by the ordinals of their entries and of their deletion vectors; all else stays.
+    """Remove files, and assert that the ordinals of their entries and vectors are masked, and others stay.
 
     Position delete files of version 2 stay where they are (semantics 12.2).
     """
@@ -143,7 +146,7 @@ def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
 
 
 def deleted_before(row: dict[str, Any], planned: Plan) -> int:
-    """How many DELETED entries precede a file's entry in its manifest."""
+    """Return the number of DELETED entries that precede a file's entry in its manifest."""
     before = [entry for entry in planned.values() if entry["manifest_path"] == row["manifest_path"]]
     return int(row["manifest_pos"] - sum(entry["manifest_pos"] < row["manifest_pos"] for entry in before))
 
@@ -153,7 +156,7 @@ def vectors_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def masks_of(table: sm.Table) -> dict[str, set[int]]:
-    """Manifest -> the ordinals that its live deletion vector masks."""
+    """Return the ordinals that the live deletion vector of each manifest masks."""
     assert table.state.tree is not None
     masks = {}
     for row in table.state.tree.root.manifest_dvs.drop_columns(["ordinal"]).to_pylist():
@@ -165,7 +168,7 @@ def masks_of(table: sm.Table) -> dict[str, set[int]]:
 
 
 def test_each_branch_has_its_own_first_root(corpus: peers.Corpus, tmp_path: Path) -> None:
-    """A branch keeps its list until it is committed to, after commits to main as well; tags keep theirs."""
+    """A branch keeps its list until the first commit to it, also after commits to main. Tags keep their lists."""
     peer = corpus.table("branches_and_tags_v3")
     before = clone(peer, tmp_path / "t")
     refs = {name: ref.snapshot_id for name, ref in before.refs().items()}
@@ -194,7 +197,7 @@ def test_each_branch_has_its_own_first_root(corpus: peers.Corpus, tmp_path: Path
 
 
 def test_row_ids_of_a_table_that_had_none(corpus: peers.Corpus, tmp_path: Path) -> None:
-    """The first commit gives ids to the manifests in the order of the list, and then to its own files."""
+    """The first commit assigns ids to the manifests in the order of the list, and then to its own files."""
     peer = corpus.table("upgraded_appends_v2")
     before = clone(peer, tmp_path / "t")
     manifests = before.state.manifest_files.to_pylist()

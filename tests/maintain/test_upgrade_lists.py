@@ -1,4 +1,4 @@
-"""Upgrades to format versions 2 and 3, beside Java's `ALTER TABLE` on a twin table, and the commits that follow."""
+"""Upgrades to format versions 2 and 3 are compared with Java's `ALTER TABLE` on a twin table, with later commits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def insert(shop: Workshop, *ids: int) -> None:
 
 
 def entries(shop: Workshop) -> list[tuple[Any, ...]]:
-    """Status, sequence numbers, content, record count and row id of the entries, in the order of their partitions."""
+    """Return status, sequence numbers, content, record count and row id of the entries, ordered by partition."""
     columns = "status, sequence_number, file_sequence_number, data_file.content, data_file.record_count"
     columns += ", data_file.partition.part, data_file.first_row_id"
     present = shop.sql(f"SELECT * FROM {shop.sql_name}.entries").schema["data_file"].dataType.fieldNames()  # type: ignore[attr-defined]
@@ -54,7 +54,10 @@ def manifests(shop: Workshop) -> list[tuple[Any, ...]]:
 @pytest.mark.java
 @pytest.mark.parametrize(("version", "steps"), STEPS if SOAK else STEPS[3:])
 def test_tables_are_those_of_java(spark: SparkSession, version: int, steps: tuple[int, ...]) -> None:
-    """The metadata after each step; then rows, lineage, entries and manifests, after commits by each library."""
+    """The metadata is the same after each step.
+
+    Rows, lineage, entries and manifests are the same after commits by each library.
+    """
     name = f"upgraded_{version}_{''.join(map(str, steps))}"
     theirs, ours = twins(spark, name, COLUMNS, "part", version=version, properties=MERGE_ON_READ if version > 1 else {})
     for shop in (theirs, ours):
@@ -109,7 +112,7 @@ def test_tables_are_those_of_java(spark: SparkSession, version: int, steps: tupl
 @pytest.mark.java
 @pytest.mark.parametrize("name", ["unknown_counts_v1", "inline_manifests_v1"])
 def test_manifests_without_counts(name: str, corpus: Corpus, tmp_path: Path) -> None:
-    """Lists of version 2 and later have the counts of files and rows, which lists of version 1 may lack."""
+    """Lists of version 2 and later require the counts of files and rows, which lists of version 1 may lack."""
     peer = corpus.table(name)
     for version in (2, 3):
         before = clone(peer, tmp_path / f"v{version}")

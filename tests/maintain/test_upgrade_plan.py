@@ -1,4 +1,4 @@
-"""What an upgrade says before it happens, what it refuses, and what it does when others commit meanwhile."""
+"""Plans of upgrades: their descriptions, their refusals, and concurrent commits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def empty_table(spark: SparkSession, folder: Path, version: int, **changes: Any) -> sm.Table:
-    """A table of a version without snapshots; None takes a key out of its metadata."""
+    """Return a table of a version without snapshots. A change to None removes a key from its metadata."""
     empty = {"snapshots": [], "refs": {}, "current-snapshot-id": -1, "snapshot-log": [], "metadata-log": []}
     document = VERSIONS[version]() | empty | {"location": f"file://{folder}"}
     document.pop("statistics", None)

@@ -1,4 +1,4 @@
-"""Rows of two DataFrames as texts that tell every value apart, in one order."""
+"""Rows of two DataFrames as sorted texts, which distinguish all values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def typed_columns(frame: DataFrame) -> list[tuple[str, str]]:
-    """The names and types of the columns."""
+    """Return the names and types of the columns."""
     return [(field.name, field.dataType.simpleString()) for field in frame.schema]
 
 
 def row_texts(frame: DataFrame) -> list[tuple[str | None, ...]]:
-    """The rows, sorted; each value as a text, of any year."""
+    """Return the sorted rows, with each value as a text. Dates may have any year."""
     texts = [f"{_text(field)} AS t{place}" for place, field in enumerate(frame.schema)]
     return sorted(map(tuple, frame.selectExpr(*texts).collect()), key=repr)
 

@@ -1,4 +1,4 @@
-"""What tests of rows share."""
+"""Fixtures of the tests of rows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tasks_open_files(spark: SparkSession) -> Iterator[None]:
-    """On Spark Connect, tasks read with Arrow only where a setting says that they can open files."""
+    """Set that tasks can open files, since on Spark Connect they otherwise don't read with Arrow."""
     with configured(spark, {"spark.sparkmeta.executor-reads": "direct"}):
         yield

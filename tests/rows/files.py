@@ -53,7 +53,7 @@ def write_position_deletes(path: Path, pairs: list[tuple[str, int]]) -> Path:
 
 
 def write_vector(path: Path, positions: list[int]) -> dict[str, int]:
-    """Write a deletion vector behind other bytes; return where it is, as a manifest says it."""
+    """Write a deletion vector behind other bytes, and return its position in the fields of a manifest."""
     blob = write_deletion_vector(PositionBitmap.of(positions))
     path.write_bytes(b"PFA1" + blob)
     return {"content_offset": 4, "content_size_in_bytes": len(blob), "record_count": len(positions)}

@@ -1,4 +1,4 @@
-"""A handmade table whose data files and delete files exist: rows without an Iceberg runtime, so on any PySpark."""
+"""A handmade table whose data files and delete files exist, made without an Iceberg runtime, so for any PySpark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowTable(HandmadeTable):
-    """Methods that write a file return its entry, for `add`."""
+    """A table with data files and delete files. Methods that write a file return its entry, for `add`."""
 
     def data(self, name: str, rows: pa.Table, ids: Sequence[int] = (), sequence: int = 1, **values: Any) -> Any:
         """Write a data file, whose columns have the given ids, or else 1, 2, 3 ..."""
@@ -51,7 +51,7 @@ class RowTable(HandmadeTable):
         return sm.load_table(self.write(), spark=spark)
 
     def path(self, name: str) -> Path:
-        """The path of a data file."""
+        """Return the path of a data file."""
         folder = self.folder / "data"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name

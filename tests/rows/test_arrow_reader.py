@@ -1,4 +1,4 @@
-"""Rows that Spark tasks read in Python equal those that Iceberg's Spark runtime reads, type by type."""
+"""Spark tasks that read rows in Python return the rows of Iceberg's Spark runtime, type by type."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.java
 
 FORMATS = ("parquet", "orc", "avro")
 
-# Tables whose rows are not all alike: types, formats, evolutions, deletes, names, and files of other origin.
+# Tables with various types, formats, evolutions, deletes and names, and with files of other libraries.
 TAGS = ("types", "formats", "defaults", "schema", "deletes", "equality", "imported", "names", "locations", "retyped")
 # In `equality_void` a delete file was written over a data file.
 NAMES = sorted(
     {name for tag in TAGS for name in peers.names(tag, without=("made_up", "not_spark"))}
     - {"equality_void_v2", "equality_void_v3"}
 )
-# Iceberg's Java library finds two columns of one name where deletes compare a dropped column whose name is used again.
+# Iceberg's Java library finds two columns of one name if deletes compare a dropped column whose name is reused.
 REFUSED_BY_JAVA = {"equality_evolved_v2", "equality_evolved_v3"}
 
 
@@ -59,7 +59,10 @@ def test_rows(name: str, corpus: Corpus, spark: SparkSession) -> None:
 
 
 def comparable(frame: DataFrame, name: str) -> list[tuple[str | None, ...]]:
-    """Java's ORC reader takes a batch of zeros of both signs for a repeated value."""
+    """Return the rows as texts, without signs of zeros in ORC.
+
+    Java's ORC reader reads a batch of zeros of both signs as a repeated value.
+    """
     rows = row_texts(frame)
     if "orc" not in name:
         return rows
@@ -70,9 +73,9 @@ def comparable(frame: DataFrame, name: str) -> list[tuple[str | None, ...]]:
 
 
 def evolved_table(spark: SparkSession, kind: str, version: int) -> Workshop:
-    """A table of one file format, or of all of them by turns, that changed between its writes in every way.
+    """Create a table that changes in every way between its writes, in one file format or in all of them in turns.
 
-    Iceberg's Java library reads no defaults from ORC: the tables of version 3 have no such files.
+    Iceberg's Java library reads no defaults from ORC, so the tables of version 3 have no such files.
     """
     shop = Workshop(Java(spark), f"evolved_{kind}_v{version}")
     formats = cycle(FORMATS if kind == "mixed" else [kind])
@@ -134,7 +137,7 @@ def evolved_table(spark: SparkSession, kind: str, version: int) -> Workshop:
 
 @pytest.fixture(scope="module")
 def evolved(spark: SparkSession) -> Callable[[str], Workshop]:
-    """Tables by their format and version, such as `orc 2`, each made when a test first asks for it."""
+    """Return a function that returns the table of a format and version, such as `orc 2`, created on first use."""
 
     @cache
     def table(name: str) -> Workshop:
@@ -221,7 +224,7 @@ def test_metadata_columns(name: str, evolved: Callable[[str], Workshop], spark: 
 
 
 def test_names_that_differ_in_case(evolved: Callable[[str], Workshop], spark: SparkSession) -> None:
-    """A session that does not tell them apart shows both columns."""
+    """A session that is not case-sensitive shows both columns."""
     with configured(spark, {"spark.sql.caseSensitive": "true"}):
         shop = Workshop(Java(spark), "names_in_case")
         shop.create("a INT, A INT, s STRUCT<x: INT, X: INT>", properties={"write.format.default": "avro"})

@@ -1,4 +1,4 @@
-"""Changelogs of histories by Iceberg's Java library, compared with what snapshots differ in, and with Java's own."""
+"""Changelogs of Java's histories are compared with the differences of snapshots, and with Java's changelogs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ COPY_ON_WRITE = dict.fromkeys(MERGE_ON_READ, "copy-on-write")
 
 
 def rows_at(shop: Workshop, snapshot_id: int | None) -> Counter[tuple[str | None, ...]]:
-    """The rows of a snapshot as Java reads them."""
+    """Return the rows of a snapshot as Java reads them."""
     if snapshot_id is None:
         return Counter()
     return Counter(row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {snapshot_id}")))
 
 
 def expected_changes(shop: Workshop) -> Changes:
-    """The difference of each snapshot and its parent, except for the operation `replace`; oldest first."""
+    """Return the differences between each snapshot and its parent, except for `replace`, oldest first."""
     table = sm.load_table(shop.metadata_location, spark=shop.spark)
     changes: Changes = []
     before = rows_at(shop, None)
@@ -52,7 +52,7 @@ def expected_changes(shop: Workshop) -> Changes:
 
 
 def since(changes: Changes, snapshot: int) -> Changes:
-    """The changes after a snapshot, with ordinals from 0."""
+    """Return the changes after a snapshot, with ordinals from 0."""
     last = max((int(change[-2]) for change in changes if change[-1] == str(snapshot)), default=-1)
     return [(*change[:-2], str(int(change[-2]) - last - 1), change[-1]) for change in changes if int(change[-2]) > last]
 
@@ -114,7 +114,7 @@ class History:
         self._row_delta(rows=False)
 
     def replace_rows(self) -> None:
-        """What Flink's upserts do: an equality delete and a new file in one commit."""
+        """Replace rows like Flink's upserts: by an equality delete and a new file in one commit."""
         self._row_delta(rows=True)
 
     def _row_delta(self, *, rows: bool) -> None:
@@ -202,7 +202,7 @@ def test_a_tree(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def upserts(spark: SparkSession) -> Workshop:
-    """A copy-on-write table in which ids are unique, with two formats of files, which Java makes changelogs of."""
+    """Return a copy-on-write table with unique ids and two file formats, for which Java makes changelogs."""
     shop = Workshop(Java(spark), "upserts")
     shop.create("id INT, name STRING, ratio DOUBLE", properties=COPY_ON_WRITE)
     shop.insert("1, 'a', 0.5", "2, 'b', double('NaN')", "3, NULL, -0.0D", "4, 'd', 1.0")
@@ -220,7 +220,7 @@ def upserts(spark: SparkSession) -> Workshop:
 
 
 def changes_by_java(shop: Workshop, start: int | None, arguments: str = "") -> Changes:
-    """The view of the procedure `create_changelog_view`."""
+    """Return the rows of the view of the procedure `create_changelog_view`."""
     options = f"options => map('start-snapshot-id', '{start}')" if start else "options => map()"
     shop.call("create_changelog_view", f"changelog_view => 'changes_by_java', {options}{arguments}")
     return row_texts(shop.spark.table("changes_by_java"))
@@ -235,14 +235,14 @@ def test_changes_as_java_reads_them(upserts: Workshop, spark: SparkSession) -> N
     for start in [None, table.metadata.snapshots[1].snapshot_id]:
         assert row_texts(table.changelog(start).to_df()) == changes_by_java(upserts, start)
         net = row_texts(table.changelog(start, net_changes=True).to_df())
-        # Java gives a row that an overwrite carried over the place of the overwrite.
+        # Java assigns the overwrite's ordinal to a row that the overwrite carried over.
         assert without_place(net) == without_place(changes_by_java(upserts, start, ", net_changes => true"))
         updates = table.changelog(start, identifier_columns=["id"])
         assert row_texts(updates.to_df()) == changes_by_java(upserts, start, ", identifier_columns => array('id')")
 
 
 def test_filtered_and_projected_changes(upserts: Workshop, spark: SparkSession) -> None:
-    """A row has changed if any of its columns has, selected or not."""
+    """A row has changed if any of its columns has, whether selected or not."""
     table = sm.load_table(upserts.metadata_location, spark=spark)
     scan = table.changelog(None, identifier_columns=["id"]).filter("id = 3 or id = 5").select("id", "name")
     shown = scan.to_df()
@@ -256,7 +256,7 @@ def test_filtered_and_projected_changes(upserts: Workshop, spark: SparkSession) 
 
 
 def test_repeated_identifiers(spark: SparkSession) -> None:
-    """Two deleted rows and an inserted one of the same identifier are not an update of either."""
+    """Two deleted rows and an inserted one with the same identifier are not an update."""
     shop = Workshop(Java(spark), "repeated_identifiers")
     shop.create("id INT, name STRING", properties=MERGE_ON_READ)
     shop.insert("1, 'a'", "1, 'b'", "2, 'c'")
@@ -279,7 +279,7 @@ def test_repeated_identifiers(spark: SparkSession) -> None:
 
 
 def test_values_of_every_kind(spark: SparkSession) -> None:
-    """Values that Spark does not group are compared: maps in any order, nested ones, variants; -0.0 is not 0.0."""
+    """Values that Spark does not group are compared: maps in any order, nested maps, variants; -0.0 is not 0.0."""
     shop = Workshop(Java(spark), "changed_values")
     columns = (
         "id INT, m MAP<STRING, INT>, s STRUCT<d: DOUBLE, m: MAP<INT, ARRAY<FLOAT>>>, a ARRAY<STRUCT<x: FLOAT>>, "
@@ -325,7 +325,7 @@ def test_what_is_refused(upserts: Workshop, spark: SparkSession) -> None:
 
 
 def test_an_expired_parent(spark: SparkSession) -> None:
-    """A snapshot that only added files tells its changes alone; one that deleted rows does not."""
+    """The changes of a snapshot that only added files don't need its parent. Those of one that deleted rows do."""
     shop = Workshop(Java(spark), "expired_parent")
     shop.create("id INT", version=3, properties=MERGE_ON_READ)
     shop.insert("1", "2")
@@ -345,7 +345,7 @@ def test_an_expired_parent(spark: SparkSession) -> None:
 
 
 def test_no_changes(upserts: Workshop, spark: SparkSession) -> None:
-    """No changes: an empty range, snapshots that replace files, no snapshot, and files without matching rows."""
+    """An empty range, replacing snapshots, no snapshot, and files without matching rows have no changes."""
     table = sm.load_table(upserts.metadata_location, spark=spark)
     replaced = next(snapshot for snapshot in table.metadata.snapshots if snapshot.operation == "replace")
     scans = [
@@ -365,7 +365,7 @@ def test_no_changes(upserts: Workshop, spark: SparkSession) -> None:
 
 
 def test_places_of_net_changes(spark: SparkSession) -> None:
-    """Remaining changes have the place of the first change that no later one undid; equal rows share it."""
+    """Net changes have the ordinal of the first change that no later one reverted. Equal rows share it."""
     shop = Workshop(Java(spark), "net_places")
     shop.create("id INT", version=3, properties=MERGE_ON_READ)
     for values in (["1", "2"], ["1", "3"]):
@@ -381,7 +381,7 @@ def test_places_of_net_changes(spark: SparkSession) -> None:
 
 
 def test_identifiers_inside_of_columns(spark: SparkSession) -> None:
-    """Fields of structs identify rows; elements of lists do not. Names of fields may differ in case alone."""
+    """Fields of structs identify rows, but elements of lists do not. Names of fields may differ in case alone."""
     shop = Workshop(Java(spark), "nested_identifiers")
     first, second = (f"named_struct('id', {n}, 'ID', {n}.5D), array({n}), {n}, '{name}'" for n, name in enumerate("xy"))
     with configured(spark, {"spark.sql.caseSensitive": "true"}):

@@ -1,4 +1,4 @@
-"""Files that are not what the metadata say: one error that names the file, whoever reads it."""
+"""Damaged files and files that contradict the metadata: each reader raises one error, which names the file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_spark(table: sm.Table) -> DataFrame:
 
 
 BY_LOG = "Spark, by log"
-# Who reads, and under which settings.
+# The readers, and their settings.
 READERS: dict[str, tuple[Callable[[sm.Table], DataFrame], dict[str, str]]] = {
     BY_LOG: (by_spark, {"file-handover": "log"}),
     "Spark, by paths": (by_spark, {"file-handover": "paths"}),
@@ -62,7 +62,7 @@ def path_of(entry: Any) -> Path:
 
 
 def errors(table: sm.Table, *readers: str) -> dict[str, SparkmetaError | None]:
-    """What each reader raises, when the rows are planned or read."""
+    """Return the error of each reader, raised when the rows are planned or read."""
     # The log is on the client's machine.
     chosen = [reader for reader in readers or READERS if not (is_connect(table.state.spark) and reader == BY_LOG)]
     return {reader: _error(table, *READERS[reader]) for reader in chosen}
@@ -126,7 +126,7 @@ def test_a_required_column_with_a_null(rows: RowTable, spark: SparkSession) -> N
     nulls = pa.table({"id": pa.array([1, None, 3], pa.int64()), "x": ["a", "b", "c"]})
     table = rows.add(0, 0, rows.data("a.parquet", nulls)).load(spark)
     assert_named(errors(table), str(rows.folder), "column id", "required", "field id 1")
-    # Whatever is done with the column, and nothing where it is not looked at.
+    # Every use of the column is an error. Without a use, there is none.
     frame = table.scan().to_df()
     for query in (frame.where("id > 2"), frame.groupBy("id").count(), frame.selectExpr("id + 1")):
         with pytest.raises(Exception, match="column id is None"):
@@ -154,7 +154,7 @@ def test_a_column_with_the_field_id_of_another(rows: RowTable, spark: SparkSessi
 
 
 def test_columns_without_field_ids(rows: RowTable, spark: SparkSession) -> None:
-    """They are known by their positions, not by names, so that who does not look at footers can't read them."""
+    """They are matched by position, not by name, so that readers that skip footers can't read them."""
     file = rows.data("a.parquet", ROWS)
     table = rows.add(0, 0, file).load(spark)
     pq.write_table(pa.table({"x": ROWS["id"], "id": ROWS["x"]}), path_of(file))
@@ -223,7 +223,7 @@ def test_a_position_delete_file_about_one_file_that_names_another(rows: RowTable
 
 
 def test_positions_of_files_that_are_not_in_the_table(rows: RowTable, spark: SparkSession) -> None:
-    """They are left over where the files that they name were rewritten, so they are not an error."""
+    """The position deletes may remain after the files are rewritten, so they are not an error."""
     file = rows.data("a.parquet", ROWS)
     deletes = rows.positions("d.parquet", ("file:///another/table.parquet", 500), (file, 1))
     table = rows.add(0, 0, file).add(1, 0, deletes).load(spark)
@@ -262,7 +262,7 @@ def test_an_equality_delete_file_without_its_column(rows: RowTable, spark: Spark
 
 @pytest.mark.connect
 def test_a_file_that_became_empty(rows: RowTable, spark: SparkSession) -> None:
-    """Spark's own listing passes over empty files."""
+    """Spark's own listing skips empty files."""
     file = rows.data("a.parquet", ROWS)
     table = rows.add(0, 0, file, rows.data("b.parquet", ROWS)).load(spark)
     path_of(file).write_bytes(b"")

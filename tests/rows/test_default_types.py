@@ -1,4 +1,4 @@
-"""Defaults of columns of every type: as rows are read, filtered, deleted and written."""
+"""Defaults of columns of every type: rows are read, filtered, deleted and written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ID = "f79c3e09-677c-4bbd-a479-3f349cb785e7"
 MICROS = dt.datetime(2020, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001
 NANOS = 1_577_934_245_000_006_007
-# type -> the default in metadata, and in rows.
+# type -> the default in metadata, and the value in rows.
 DEFAULTS: dict[str, tuple[Any, Any]] = {
     "boolean": (False, False),
     "int": (5, 5),
@@ -65,7 +65,7 @@ def rows(*ids: int) -> pa.Table:
 
 
 def default_values(table: sm.Table) -> list[tuple[Any, ...]]:
-    """The ids of all rows, with the values of the columns that have defaults."""
+    """Return the ids of all rows, with the values of the columns that have defaults."""
     read = table.scan().to_df().orderBy("id").drop("part", "ratio").toArrow()
     return [tuple(row.values()) for row in read.to_pylist()]
 
@@ -73,7 +73,7 @@ def default_values(table: sm.Table) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("footers", ["auto", "always"])
 def test_rows_without_the_columns(footers: str, spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path)
-    # Spark passes over names that begin with _: tasks read them.
+    # Spark skips names that begin with _, so that tasks read these files.
     names = ("a.parquet", "_a.parquet", "a.avro", "a.orc")
     table.add(0, 0, *(table.data(name, rows(place)) for place, name in enumerate(names)))
     loaded = table.load(spark)

@@ -1,4 +1,4 @@
-"""Each file has its own deletes, whatever sets files share."""
+"""Each file has its own deletes, even if files share sets of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of scans in other engines: as Spark reads them, with every kind of delete applied, and never read too early."""
+"""Other engines read the rows of scans like Spark, with every kind of delete applied, and never too early."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def table(version: int, rows: RowTable, spark: SparkSession) -> sm.Table:
-    """A table of files of each format, with deletes of each kind that its format version has."""
+    """Return a table with a file of each format, and all kinds of deletes that its format version supports."""
     rows.version = version
     files = [rows.data(f"{n}.{kind}", numbered(n * 100, n * 100 + 100), **PART)
              for n, kind in enumerate(("parquet", "orc", "avro"))]  # fmt: skip
@@ -61,7 +61,7 @@ def table(version: int, rows: RowTable, spark: SparkSession) -> sm.Table:
 
 
 def by_duckdb(scan: sm.Scan) -> pa.Table:
-    """A view is read anew by each query."""
+    """Query the rows by a view in DuckDB, which reads them for each query."""
     connection = scan.to_duckdb("kept")
 
     def query(text: str) -> pa.Table:
@@ -101,7 +101,7 @@ ENGINES: dict[str, Callable[[sm.Scan], pa.Table]] = {
 
 
 def check(engine: Callable[[sm.Scan], pa.Table], table: sm.Table) -> None:
-    """Compare the rows of an engine with the rows that the table has."""
+    """Compare the rows of an engine with the table's rows."""
     live = [number for number in range(300) if number not in DELETED[table.format_version]]
     rows = engine(table.scan())
     assert rows.column_names == ["id", "part", "ratio"]
@@ -136,7 +136,7 @@ def test_a_reader_of_files_that_spark_plans(table: sm.Table, by_spark: None) -> 
 
 
 def test_a_reader_opens_a_file_when_it_is_due(rows: RowTable, spark: SparkSession) -> None:
-    """So that a stream holds no more than a batch, however long it is."""
+    """A stream of any length keeps at most one batch in memory."""
     files = [rows.data(f"{n}.parquet", numbered(n * 10, n * 10 + 10), **PART) for n in range(200)]
     table = rows.add(0, 0, *files).load(spark)
     reader = table.scan().to_arrow_batch_reader()

@@ -1,4 +1,4 @@
-"""Data files read as a Spark task reads them, without Spark: formats, evolution, deletes, and what is refused."""
+"""Data files are read like in a Spark task, without Spark: formats, evolution, deletes, and refused files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ROWS = RowReader(ExecutorReader(), LOCATIONS, (ID,), (), (), pa.schema([("id", p
 
 
 def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
-    """A planned file, whose format is the end of its name."""
+    """Return a planned file, whose format is the extension of its name."""
     kind = str(path).rpartition(".")[2].upper()
     return {"file_path": str(path), "file_format": kind, "spec_id": 0, "record_count": rows, "start": 0} | more
 
@@ -102,7 +102,7 @@ def vector(path: Path, positions: list[int], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_evolved_columns(kind: str, tmp_path: Path) -> None:
-    """Renamed, promoted, moved; missing ones from the partition, a default or nowhere."""
+    """Columns are renamed, promoted and moved. Missing ones come from the partition, a default or nowhere."""
     table = pa.table({"a": pa.array([1, None], pa.int32()), "b": ["x", "y"], "f": pa.array([0.5, 1.5], pa.float32())})
     path = write(tmp_path / f"f.{kind}", table)
     reader = reading(
@@ -141,14 +141,14 @@ def ided(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 
 
 def write_nested(path: Path, table: pa.Table) -> Path:
-    """Write a file, with the ids that the schema has."""
+    """Write a file, with the ids of the schema."""
     (orc if path.suffix == ".orc" else pq).write_table(table, path)
     return path
 
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"])
 def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are slices: their offsets must not be mistaken for offsets of whole arrays."""
+    """Batches are slices, whose offsets must not be mistaken for offsets of whole arrays."""
     path = write_nested(tmp_path / f"f.{kind}", nested_table())
     inner = (IcebergColumn("Y", 12, "string"), IcebergColumn("z", 16, "int"), IcebergColumn("x", 11, "long"))
     struct = pa.struct([("Y", pa.string()), ("z", pa.int32()), ("x", pa.int64())])
@@ -174,7 +174,7 @@ def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch:
 
 
 def test_a_struct_of_new_fields_only(tmp_path: Path) -> None:
-    """Whether the struct is null is read from a field that is not projected."""
+    """A field that is not projected shows whether the struct is null."""
     pq.write_table(nested_table(), path := tmp_path / "f.parquet")
     column = IcebergColumn("s", 1, "struct", (IcebergColumn("z", 16, "int", default=5),))
     rows = read(reading((column, pa.struct([("z", pa.int32())]))), part(path))
@@ -269,7 +269,7 @@ _PAIR = {
 _RECORD = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "string", "field-id": 30}]}
 _LIST = IcebergColumn("value", 22, "list", (IcebergColumn("element", 23, "long"),))
 _STRUCT = IcebergColumn("element", 29, "struct", (IcebergColumn("X", 30, "string"),))
-# How Iceberg's Java library declares a type, the column's type and children, Arrow's type, values and what they become.
+# Iceberg's Avro type, the column's type and children, Arrow's type, values and the values that are read.
 AVRO_TYPES: list[tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[Any], list[Any]]] = [
     (logical("date"), "date", (), pa.date32(), [10**7, -1], [10**7, -1]),
     (logical("time-micros"), "time", (), pa.int64(), [5], [5]),
@@ -297,7 +297,7 @@ AVRO_TYPES: list[tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[An
 def test_avro_types(
     case: tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[Any], list[Any]], tmp_path: Path
 ) -> None:
-    """Dates and timestamps are out of Python's range, so that they are compared as numbers."""
+    """Dates and timestamps are out of Python's range, so they are compared as numbers."""
     declared, type_name, children, kind, values, expected = case
     fields = [{"name": "v", "type": declared, "field-id": 1}, {"name": "n", "type": "int", "field-id": 2}]
     path = avro_file(tmp_path / "f.avro", fields, [{"v": value, "n": 0} for value in values])
@@ -373,7 +373,7 @@ def test_positions(kind: str, delete_kind: str, tmp_path: Path) -> None:
 
 
 def test_positions_of_parts(tmp_path: Path) -> None:
-    """Wherever a file is cut, each row is in one part and has its position."""
+    """However a file is split, each row is in one part and has its position."""
     path = numbers(tmp_path / "f.parquet", 100, row_group_size=7)
     deletes = [vector(tmp_path / "dv.puffin", [0, 8, 50, 99])]
     size = path.stat().st_size
@@ -485,7 +485,7 @@ def test_flags(positions: set[int], length: int, is_far: bool) -> None:
 
 
 class Counting(ExecutorReader):
-    """A reader that remembers what it opened."""
+    """A reader that records the files that it opened."""
 
     opened: list[str]
 
@@ -545,7 +545,7 @@ def test_a_truncated_file(kind: str, tmp_path: Path) -> None:
 
 
 def test_an_avro_file_that_ends_between_blocks(tmp_path: Path) -> None:
-    """Only the manifest's count of rows tells that some are missing."""
+    """Only the manifest's row count shows that some rows are missing."""
     from sparkmeta.avro.container import read_blocks, read_header
 
     data = numbers(path := tmp_path / "f.avro", 50_000).read_bytes()
@@ -574,7 +574,7 @@ def test_a_missing_file(kind: str, tmp_path: Path) -> None:
     "error", [PermissionError(13, "denied"), OSError("AWS Error NETWORK_CONNECTION during HeadObject: timeout")]
 )
 def test_a_store_that_does_not_answer(error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of the content of the file."""
+    """The error does not blame the content of the file."""
     path = numbers(tmp_path / "f.orc")
 
     def fail(_: ExecutorReader, __: str) -> None:
@@ -708,7 +708,7 @@ NESTED_STAMPS = (
 
 
 def nested_stamps(micros: list[int | None]) -> pa.Table:
-    """Timestamps at the top, and in structs, lists and maps that are null here and there."""
+    """Return timestamps at the top level, and in structs, lists and maps, some of which are null."""
     lists = [None if place % 5 == 1 else micros[place : place + place % 3] for place in range(len(micros))]
     maps = [None if values is None else list(enumerate(values)) for values in lists]
     structs = [None if place % 7 == 3 else {"t": value} for place, value in enumerate(micros)]
@@ -732,11 +732,11 @@ def test_orc_timestamps(tmp_path_factory: pytest.TempPathFactory, micros: list[i
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
 def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of equal, rising, falling and random fractions, and of small ones with a few large ones in between."""
+    """Fractions have equal, rising, falling and random runs, and small values with a few large ones in between."""
     year_9999 = 253_370_764_800_000_000
     random = Random(7)
     small = [1000 + random.randrange(30) if random.random() < 0.97 else random.randrange(10**6) for _ in range(2000)]
-    # Fractions that have as many digits: in order they are stored in order.
+    # Fractions with equally many digits, which sort like their stored values.
     falling = [place * 10 + 1 for place in sorted(random.sample(range(10**5), 600), reverse=True)]
     fractions = [
         falling,

@@ -1,4 +1,4 @@
-"""Filters select what Spark SQL selects for the same text: a comparison with null is unknown, as is its NOT."""
+"""Filters select the same rows as Spark SQL for the same text: a comparison with null is unknown, as is its NOT."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = Schema(
     ),
     NestedField(8, "day", DateType()),
 )
-# Column -> its type, and the values that rows have in turn.
+# Column -> its type, and the values that its rows repeat.
 VALUES = {
     "n": ("INT", "NULL", "1", "2", "-3", "NULL"),
     "s": ("STRING", "'a'", "NULL", "'ab'", "'b'"),
@@ -66,7 +66,7 @@ LITERALS = {
     "p.y": ("'a'",),
     "day": ("'1969-12-31'", "'2026-01-31'"),
 }
-# NaN is in no range by which files are pruned (semantics 1.2), so that doubles are only tested for equality.
+# Ranges that prune files do not contain NaN (semantics 1.2), so doubles are only tested for equality.
 DOUBLES = ("0.0", "1.5", "2.5")
 LEAVES = [
     *(f"{name} {sign} {value}" for name, values in LITERALS.items() for value in values
@@ -82,7 +82,7 @@ JUNCTIONS = ("({} and {})", "({} or {})", "not ({})", "not ({} or {})", "not ({}
 
 
 def random_filter(rng: random.Random, depth: int = 3) -> str:
-    """A tree of AND, OR and NOT over leaves."""
+    """Return a random tree of AND, OR and NOT over leaves."""
     if depth == 0 or rng.random() < 0.25:
         return rng.choice(LEAVES)
     return rng.choice(JUNCTIONS).format(*(random_filter(rng, depth - 1) for _ in range(2)))
@@ -94,7 +94,7 @@ def random_filters(layout: Layout, purpose: str, count: int) -> list[str]:
 
 
 def in_spark(text: str) -> str:
-    """The filter in Spark SQL, which has no IS NAN."""
+    """Return the filter in Spark SQL, which has no IS NAN."""
     return text.replace("d is not nan", "not isnan(d)").replace("d is nan", "isnan(d)")
 
 
@@ -111,7 +111,7 @@ PARTITIONS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table is stored, and where its manifests are read."""
+    """The storage of a table, and the process that reads its manifests."""
 
     version: int
     partitions: str
@@ -151,7 +151,7 @@ class Case:
     rows: DataFrame
 
     def expected(self, filters: Sequence[str]) -> list[list[int]]:
-        """The ids that Spark selects for each filter."""
+        """Return the ids that Spark selects for each filter."""
         chosen = [f"coalesce({in_spark(text)}, false) AS c{place}" for place, text in enumerate(filters)]
         rows = self.rows.selectExpr("id", *chosen).collect()
         return [sorted(row.id for row in rows if row[f"c{place}"]) for place in range(len(filters))]
@@ -165,7 +165,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture(scope="module")
 def case(layout: Layout, spark: SparkSession, java_warehouse: str) -> Case:
-    """Some files with all kinds of rows, and one of nulls."""
+    """Return a case of some files with all kinds of rows, and one of nulls."""
     catalog = sm.load_catalog("java", type="hadoop", warehouse=java_warehouse)
     catalog.create_namespace_if_not_exists("nulls")
     properties = {MODE: layout.mode, FORMAT: layout.data_format, DIRECT: "100" if layout.in_root else "0"}
@@ -186,7 +186,7 @@ def case(layout: Layout, spark: SparkSession, java_warehouse: str) -> Case:
 
 
 def ids_of(scans: Sequence[Scan]) -> list[list[int]]:
-    """The ids that each scan reads, by one job."""
+    """Return the ids that each scan reads, by one job."""
     frames = [scan.select("id").to_df().withColumn("place", F.lit(place)) for place, scan in enumerate(scans)]
     rows = reduce(DataFrame.unionAll, frames).collect()
     return [sorted(row.id for row in rows if row.place == place) for place in range(len(scans))]
@@ -208,7 +208,7 @@ def test_scans(case: Case, layout: Layout, spark: SparkSession) -> None:
 
 
 def check_residuals(scan: Scan, text: str, wanted: list[int]) -> None:
-    """Evaluated in two values, the residuals of files leave the same rows."""
+    """Check that the residuals of files select the same rows in two-valued evaluation."""
     residuals = {row.file_path: row.residual for row in scan.plan_files().collect()}
     rows: list[int] = []
     for residual in sorted(set(residuals.values())):
@@ -246,7 +246,7 @@ def test_iceberg_selects_the_same(case: Case, layout: Layout, spark: SparkSessio
 
 @pytest.fixture
 def small(spark: SparkSession, tmp_path: Path) -> sm.Table:
-    """Files of the rows (1, a), (2, null), and (3, null), (4, null), and (5, b), (6, b)."""
+    """Return a table with files of the rows (1, a), (2, null), and (3, null), (4, null), and (5, b), (6, b)."""
     catalog = sm.load_catalog("small", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()))
@@ -258,7 +258,7 @@ def small(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def files_of(table: sm.Table) -> dict[int, str]:
-    """The file of each row, by its id."""
+    """Return the file of each row, by the row's id."""
     return {row.id: row._file for row in table.scan().select("id", "_file").to_df().collect()}
 
 
@@ -288,7 +288,7 @@ def test_every_operation_selects_the_same(spark: SparkSession, small: sm.Table) 
 
 
 def test_conflicts_are_those_of_iceberg(spark: SparkSession, small: sm.Table) -> None:
-    """Null rows of others conflict with a validated `!=`, as they match Java's expression, which is two-valued."""
+    """Others' null rows conflict with a validated `!=`, as they match Java's two-valued expression."""
     more = spark.sql("SELECT 7L id, CAST(NULL AS STRING) s").coalesce(1)
     for text, conflicts in (("s != 'a'", True), ("not s like 'a%'", True), ("s > 'a'", False)):
         transaction = small.refresh().transaction()

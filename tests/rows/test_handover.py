@@ -1,4 +1,4 @@
-"""Files handed over to Spark: in both ways each row tells its file's number and its position."""
+"""Files are passed to Spark in two ways, both of which return each row's file number and position."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXTRA = (NUMBER, POSITION)
 
 
 def write(folder: Path, *names: str) -> pa.Table:
-    """Files of three rows, whose numbers are far apart, by paths in several spellings."""
+    """Write files of three rows, and return them with paths in several spellings and numbers that are far apart."""
     rows = []
     for place, name in enumerate(names):
         path = folder / name / "x.parquet"

@@ -1,4 +1,4 @@
-"""What snapshots appended, compared with incremental reads of Iceberg's Spark runtime."""
+"""Rows that snapshots appended, compared with incremental reads of Iceberg's Spark runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ pytestmark = pytest.mark.java
 
 
 def history(spark: SparkSession, version: int) -> Workshop:
-    """Appends between every other operation; files of two formats, a column added and a partition field dropped."""
+    """Return a table with appends between all other operations.
+
+    It has files of two formats, an added column, and a dropped partition field.
+    """
     shop = Workshop(Java(spark), f"incremental_v{version}")
     shop.create("id INT, p STRING", "p", version=version, properties=MERGE_ON_READ)
     shop.insert("1, 'a'", "2, 'b'")
@@ -60,7 +63,7 @@ def test_appended_rows(shop: Workshop, spark: SparkSession) -> None:
 
 
 def test_the_whole_history(shop: Workshop, spark: SparkSession) -> None:
-    """Rows are there that were deleted since, and none twice that were rewritten."""
+    """Rows that were deleted later are included, and rewritten rows are not repeated."""
     scan = sm.load_table(shop.metadata_location, spark=spark).incremental(None).select("id", "_spec_id")
     assert sorted(tuple(row) for row in scan.to_df().collect()) == [
         (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (9, 1),
@@ -71,7 +74,7 @@ def test_the_whole_history(shop: Workshop, spark: SparkSession) -> None:
 
 
 def test_a_tree(spark: SparkSession, tmp_path: Path) -> None:
-    """Each commit appended its own file, whether the root lists it or a leaf, and whatever was deleted since."""
+    """Each commit appended its own file, in the root or in a leaf, whatever was deleted later."""
     shop = Workshop(Java(spark), "appended_to_a_tree")
     shop.create("id INT")
     for place in range(3):

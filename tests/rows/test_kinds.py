@@ -1,6 +1,6 @@
-"""Rows of tables of every kind, made without Iceberg's runtime: on each PySpark, and on Spark Connect.
+"""Rows of tables of every kind, made without Iceberg's runtime: for every PySpark, and on Spark Connect.
 
-Where files of several formats are in a table, Spark's Parquet reader and tasks with Arrow read it together.
+Spark's Parquet reader and tasks with Arrow together read tables with files of several formats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> RowTable:
 
 
 def numbered(start: int, stop: int, part: str = "x") -> pa.Table:
-    """Rows of the columns id, part and ratio."""
+    """Return rows of the columns id, part and ratio."""
     ids = range(start, stop)
     return pa.table({"id": pa.array(ids, pa.int64()), "part": [part] * len(ids), "ratio": [n / 2 for n in ids]})
 
@@ -47,7 +47,7 @@ def tuples(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def ids_of(table: sm.Table) -> set[int]:
-    """The ids of all rows, checked to be unique."""
+    """Return the ids of all rows, after checking that they are unique."""
     ids = [row.id for row in table.scan().to_df().collect()]
     assert len(ids) == len(set(ids)) == table.scan().count() == table.scan(selected_fields=("ratio",)).to_df().count()
     return set(ids)
@@ -74,7 +74,7 @@ def test_deletes_of_files_with_unknown_counts(rows: RowTable, spark: SparkSessio
 
 
 def test_position_deletes(rows: RowTable, spark: SparkSession) -> None:
-    """Deletes of a partition and of a file: they apply to older files, not to newer ones."""
+    """Deletes of a partition and of a file apply to older files, and not to newer ones."""
     files = [rows.data(f"{n}.{kind}", numbered(n * 10, n * 10 + 10), **PART_X) for n, kind in enumerate(EXTENSIONS)]
     rows.add(0, 1, *files, rows.data("late.parquet", numbered(30, 40), sequence=9, **PART_X))
     pairs = [(files[0], 3), (files[1], 0), (files[2], 2), ("file:///gone.parquet", 5)]
@@ -85,7 +85,10 @@ def test_position_deletes(rows: RowTable, spark: SparkSession) -> None:
 
 
 def test_equality_deletes(rows: RowTable, spark: SparkSession) -> None:
-    """Two sets of columns, with nulls; a column that is not read, another partition, and rows that came later."""
+    """Two sets of columns have nulls and a column that is not read.
+
+    The deletes don't apply to another partition or newer rows.
+    """
     rows.add(
         0, 1, *(rows.data(f"{n}.{kind}", numbered(n * 6, n * 6 + 6), **PART_X) for n, kind in enumerate(EXTENSIONS))
     )
@@ -134,7 +137,7 @@ EVOLVED = (
 
 
 def test_an_evolved_schema(rows: RowTable, spark: SparkSession) -> None:
-    """Columns that were moved, widened, renamed to a name that was another's, dropped, and added with a default."""
+    """Columns were moved, widened, renamed to another column's old name, dropped, and added with a default."""
     rows.schemas = EVOLVED
     old = pa.table(
         {"id": pa.array([1, 2], pa.int32()), "part": ["x", None], "ratio": pa.array([0.5, 1.5], pa.float32()),
@@ -188,7 +191,7 @@ def test_metadata_columns(rows: RowTable, spark: SparkSession) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
-    """Three appends of pyiceberg's."""
+    """Return a table of three appends by pyiceberg."""
     return sm.Table.from_pyiceberg(write_small_table(tmp_path), spark)
 
 
@@ -234,7 +237,7 @@ def test_what_was_appended(table: sm.Table) -> None:
 
 
 def test_changelogs(tmp_path: Path, spark: SparkSession) -> None:
-    """Changes of appends, and of a delete that rewrote files."""
+    """The changes are appends, and a delete that rewrote files."""
     written = write_small_table(tmp_path)
     start = written.metadata.current_snapshot_id
     written.delete("id < 3 and country = 'SE'")
@@ -258,7 +261,7 @@ def test_snapshots_in_their_schemas(tmp_path: Path, spark: SparkSession) -> None
 
 
 def test_a_tree(tmp_path: Path, spark: SparkSession) -> None:
-    """A table after a commit of our own, with a deletion vector from before."""
+    """The table has a commit of ours, and a deletion vector from before."""
     rows = RowTable(tmp_path / "n" / "t")
     first, last = rows.data("a.parquet", numbered(0, 5)), rows.data("c.parquet", numbered(9, 12))
     rows.add(0, 0, first, rows.data("b.orc", numbered(5, 9)), last).add(1, 0, rows.vector(first, [0, 3]))
@@ -289,7 +292,7 @@ def test_partition_values_that_files_lack(rows: RowTable, spark: SparkSession) -
 
 
 def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: SparkSession) -> None:
-    """Specs of version 1 may share ids, since each spec counts its fields from 1000 on."""
+    """Specs of version 1 may share ids, since each spec counts its fields from 1000."""
     unused = {"source-id": 2, "field-id": 1000, "name": "unused", "transform": "truncate[1]"}
     rows.specs, rows.summaries, rows.version = ((), BY_PART, BY_RATIO, (unused,), BY_ID), True, 2
     rows.properties["schema.name-mapping.default"] = '[{"field-id": 1, "names": ["id"]}]'  # lets files lack a column
@@ -315,7 +318,7 @@ def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: Spark
             read = table.scan(row_filter, selected_fields=("id", "part", "_file")).to_df().collect()
             assert sorted((file_name(row["_file"]), row["id"], row["part"]) for row in read) == sorted(expected)
         planned = table.scan("id = 2 and part = 'x'").plan_files().collect()
-        # The residual has the conditions that a file's partition does not decide.
+        # The residual contains the conditions that a file's partition does not decide.
         assert {file_name(row["file_path"]): json.loads(row["residual"]) for row in planned} == {
             "b": {"type": "eq", "term": "part", "value": "x"},
             "c": {"type": "eq", "term": "id", "value": 2},
@@ -355,5 +358,5 @@ def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: Spark
 
 
 def file_name(location: str) -> str:
-    """The letter of a file."""
+    """Return the letter of a file."""
     return location.rpartition("/")[2][0]

@@ -1,4 +1,4 @@
-"""Filters with literals that no value of the column's type can have, or only infinities: as row by row evaluation."""
+"""Filters whose literals are beyond the range of the column's type, or infinite, are compared with row by row evaluation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DAY = date(2026, 1, 31)
 
 
 def matching(column: str, sign: str, number: float, *, negated: bool) -> list[int]:
-    """The ids of the rows that match. A null satisfies no comparison."""
+    """Return the ids of the matching rows. A null satisfies no comparison."""
     position = 1 + list(LITERALS).index(column)
     opposite = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "=": "!=", "!=": "="}
     sign = opposite[sign] if negated else sign
@@ -66,7 +66,7 @@ def text_of(column: str, sign: str, number: float, *, negated: bool) -> str:
 
 @pytest.fixture(scope="module", params=["one file", "files", "partitions"])
 def table(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
-    """A table whose rows are in one file, or each in its own."""
+    """Return a table whose rows are in one file, or in a file each."""
     folder: Path = tmp_path_factory.mktemp("out-of-range")
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(folder))
     catalog.create_namespace("db")

@@ -1,4 +1,4 @@
-"""Where projected columns come from in files that were written under other schemas, or by other libraries."""
+"""Sources of projected columns in files that were written with other schemas, or by other libraries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def struct(name: str, field_id: int | None, *children: IcebergColumn) -> Iceberg
 
 
 def text_of(sources: Any) -> str:
-    """What comes from where: `a<-b` of column b of the file, `a=partition`, `a=default`, `a=null`."""
+    """Return the sources as text: `a<-b` for the file's column b, `a=partition`, `a=default`, `a=null`."""
     parts = []
     for source in sources:
         match source:
@@ -219,7 +219,7 @@ def test_identity_sources() -> None:
 
 # A schema of structs, by ids: None for a primitive, else the ids of the struct's fields.
 def trees(ids: list[int]) -> st.SearchStrategy[tuple[IcebergColumn, ...]]:
-    """Schemas whose field ids are drawn from a list, each at most once and always at the same place."""
+    """Return schemas whose field ids are drawn from a list, each at most once and always under the same parent."""
     outer = [place for place in ids if place < 10]
 
     @st.composite
@@ -243,7 +243,7 @@ def by_id(columns: tuple[IcebergColumn, ...]) -> dict[int | None, IcebergColumn]
 def test_every_column_has_its_source(
     file: tuple[IcebergColumn, ...], projected: tuple[IcebergColumn, ...], partition_ids: set[int]
 ) -> None:
-    """Whatever both schemas are: a column of the file where ids agree, else the partition's, else null."""
+    """The source is the file's column with the same id, or else the partition's value, or else null."""
 
     def check(sources: tuple[Any, ...], wanted: tuple[IcebergColumn, ...], there: tuple[IcebergColumn, ...]) -> None:
         assert [source.column for source in sources] == list(wanted)

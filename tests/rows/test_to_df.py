@@ -1,4 +1,4 @@
-"""Rows of scans equal what Iceberg's runtime reads: selected, filtered, deleted, counted, at any time."""
+"""Rows of scans equal the rows of Iceberg's runtime: selected, filtered, deleted, counted, at any time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(spark: SparkSession, corpus: Corpus, name: str) -> sm.Table:
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, spark: SparkSession) -> Workshop:
-    """A table of our own, by Java; its name is the test's."""
+    """Return a table of Java's for the test, with the test's name."""
     name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
     return Workshop(Java(spark), name)
 
@@ -71,7 +71,7 @@ def test_metadata_columns(name: str, corpus: Corpus, spark: SparkSession) -> Non
 
 
 def test_partition_fields_of_one_name(shop: Workshop) -> None:
-    """The field of the newest spec has the name, the older one its id behind it."""
+    """The field of the newest spec has the name, and the older one has its id as a suffix."""
     shop.create("id INT, s STRING", "bucket(2, id)", version=2)
     shop.insert("1, 'a'", "2, 'b'")
     bucket = shop.java.iceberg.expressions.Expressions.bucket("id", 4)
@@ -126,7 +126,7 @@ def test_stored_row_ids_win(shop: Workshop) -> None:
 
 @pytest.fixture(params=["literal", "broadcast", "batches", "tasks"])
 def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks as a value of the query, broadcast, cut into batches of files, and too large for any."""
+    """Pass masks as a literal of the query, broadcast, in batches of files, or by tasks if they are too large."""
     limits = {
         "literal": masks.LIMITS,
         "broadcast": replace(masks.LIMITS, literal=0),
@@ -159,7 +159,10 @@ def test_rows_with_each_reader(name: str, setting: str, corpus: Corpus, spark: S
 
 
 def test_many_rows_with_every_kind_of_delete(shop: Workshop) -> None:
-    """Several words and row groups a file; deletes overlap, and equality deletes compare a column that is not read."""
+    """Files have several bitmap words and row groups.
+
+    Deletes overlap, and equality deletes compare a column that is not read.
+    """
     shop.create("id BIGINT, k INT, s STRING", version=2, properties=MERGE_ON_READ)
     for start in (0, 5000):
         rows = (
@@ -198,7 +201,7 @@ def with_vector(shop: Workshop) -> Path:
 
 
 def both_ways(shop: Workshop, kind: type[Exception], match: str) -> None:
-    """The driver finds it, and so do tasks."""
+    """Check that the driver and tasks raise the error."""
     for size in ("64m", "0"):
         with (
             configured(shop.spark, {"spark.sparkmeta.driver-manifest-bytes": size}),
@@ -221,7 +224,7 @@ def test_a_missing_vector(shop: Workshop) -> None:
 
 
 def delete_positions(shop: Workshop, path: str | None, position: int) -> None:
-    """Make a table of one file of three rows, and a position delete file of one row that is about this data file."""
+    """Make a table of one file of three rows, with a position delete file of one row for it."""
     shop.create("id BIGINT")
     shop.insert("1", "2", "3")
     (data_file,) = (row.file_path for row in shop.sql("SELECT file_path FROM {t}.files").collect())
@@ -244,7 +247,7 @@ def test_a_delete_file_about_one_file_that_names_another(shop: Workshop) -> None
 
 @pytest.mark.parametrize("size", ["64m", "0"])
 def test_positions_of_other_files(size: str, shop: Workshop) -> None:
-    """A position delete file of a partition deletes rows of older files of that partition, whatever else it names."""
+    """A position delete file deletes rows of older files of its partition, whichever other files it names."""
     shop.create("id BIGINT, p STRING", "p")
     old, other, new = (
         shop.data_file(f"{name}.parquet", {"id": [0, 1, 2], "p": [name[0]] * 3}, [name[0]])
@@ -311,7 +314,7 @@ def test_files_that_spark_passes_over(file_name: str, shop: Workshop) -> None:
     ids=["list", "map", "struct"],
 )
 def test_files_without_ids(kind: str, values: list[Any] | None, shop: Workshop) -> None:
-    """Columns are known by their positions. Java shows fields of structs as null, which we refuse."""
+    """Columns are matched by position. Java reads fields of structs as null, which we refuse."""
     shop.create(f"id INT, nested {kind}")
     types = {"A": pa.list_(pa.int32()), "M": pa.map_(pa.string(), pa.int32()), "S": pa.struct([("a", pa.int32())])}
     nested = pa.array(values or [{"a": 1}, None, {"a": 2}], types[kind[0]])
@@ -368,7 +371,7 @@ def test_the_setting_of_the_handover(
     assert index in capsys.readouterr().out
 
 
-@pytest.mark.classic  # with Spark Connect, each read has a check for files that Spark has passed over
+@pytest.mark.classic  # with Spark Connect, each read checks for files that Spark has skipped
 def test_files_without_deletes_are_read_as_they_are(
     corpus: Corpus, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Columns whose values files may have in another unit, and files that lack the column of their partition."""
+"""Columns whose values have another unit in some files, and files that lack the column of their partition."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def file(values: pa.Array) -> pa.Table:
 
 
 STAMPS = [dt.datetime(2020, 1, 1), None]  # noqa: DTZ001
-# Types of the column in the table's schemas, the file's values, and the first row's value.
+# The column's types in the table's schemas, the file's values, and the first row's value.
 CASES: dict[str, tuple[tuple[str, ...], pa.Array, Any]] = {
     "date to timestamp_ns": (("date", "timestamp_ns"), pa.array([DATE, None]), DAY * 10**9),
     "date to timestamp": (("date", "timestamp"), pa.array([DATE, None]), STAMPS[0]),
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[tuple[str, ...], pa.Array, Any]] = {
 def test_units(case: str, spark: SparkSession, tmp_path: Path) -> None:
     types, values, expected = CASES[case]
     table = RowTable(tmp_path, schemas=tuple(map(column, types)), specs=((),))
-    # Spark passes over names that begin with _: tasks read them.
+    # Spark skips names that begin with _, so that tasks read these files.
     files = [table.data(name, file(values)) for name in ("a.parquet", "_a.parquet")]
     loaded = table.add(0, 0, *files).load(spark)
     rows = loaded.scan().to_df().toArrow().to_pylist()
@@ -88,7 +88,7 @@ def setting(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 
 def by_date(folder: Path, later: str, kind: type[HandmadeTable] = HandmadeTable) -> HandmadeTable:
-    """Partitioned by a date, which is promoted before the position deletes are written."""
+    """Return a table partitioned by a date, which is promoted before the position deletes are written."""
     by_v = {"source-id": 2, "field-id": 1000, "name": "v", "transform": "identity"}
     kinds = ({"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-micros"})
     tuples = {number: [avro_field("v", 1000, ["null", kind])] for number, kind in enumerate(kinds)}
@@ -99,7 +99,7 @@ def by_date(folder: Path, later: str, kind: type[HandmadeTable] = HandmadeTable)
 
 
 def planned(table: sm.Table, row_filter: str) -> dict[str, int]:
-    """The names of files -> the number of their deletes."""
+    """Return the number of deletes by the names of planned files."""
     rows = table.scan(row_filter).plan_files().collect()
     return {row.file_path.rpartition("/")[2]: len(row.deletes) for row in rows}
 
@@ -118,7 +118,7 @@ FILES = {
 def test_partitions_of_a_promoted_date(
     later: str, change: str, spark: SparkSession, tmp_path: Path, setting: Callable[[str, str], None]
 ) -> None:
-    """Manifests from before have days, whoever reads them."""
+    """Manifests from before the promotion contain days, whichever process reads them."""
     by_date(tmp_path / "t", later).write()
     table = sm.load_table(f"file://{tmp_path}/t", spark=spark)
     if change == "cached":
@@ -134,7 +134,7 @@ def test_partitions_of_a_promoted_date(
 
 
 def by_date_bounds(folder: Path, later: str) -> HandmadeTable:
-    """Like `by_date` without partitions: the date is in bounds."""
+    """Return a table like `by_date`, unpartitioned: the date is in bounds."""
     table = HandmadeTable(folder, specs=((),), schemas=(column("date"), column(later)))
     for day in (18_262, 18_263):
         bounds = {name: [{"key": 2, "value": day.to_bytes(4, "little")}] for name in ("lower_bounds", "upper_bounds")}
@@ -148,7 +148,7 @@ def by_date_bounds(folder: Path, later: str) -> HandmadeTable:
 def test_filters_on_a_date_that_was_promoted_later(
     later: str, make: Callable[[Path, str], HandmadeTable], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Time travel to a snapshot with the date. Values in manifests have the table's type."""
+    """Time travel reads a snapshot with the date. Values in manifests have the table's type."""
     location = Path(make(tmp_path, later).write().removeprefix("file://"))
     metadata = json.loads(location.read_text())
     metadata["snapshots"][0]["schema-id"] = 0
@@ -178,7 +178,7 @@ def test_filters_on_a_date_that_was_promoted_later(
 
 
 class ParquetManifests(HandmadeTable):
-    """Its data manifests are Parquet files with the layout of versions 1 to 3, whose dates are dates."""
+    """A table with data manifests in Parquet, with the layout of versions 1 to 3, whose dates are dates."""
 
     def _manifest(self, number: int, content: int, spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
         row = super()._manifest(number, content, spec_id, entries)

@@ -1,4 +1,4 @@
-"""Rows of files from before decimals were widened, filtered by values that the narrower decimals can't hold."""
+"""Rows of files from before decimals were widened, filtered by values that the narrower decimals can't contain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FILTERS = [
 
 
 def written(spark: SparkSession, name: str, writer: str) -> Workshop:
-    """A table with a file by a writer from before its decimals were widened, and one from after."""
+    """Return a table with a file from before its decimals were widened, by a writer, and one from after."""
     shop = Workshop(Java(spark), f"widened_decimals_{name}_by_{writer}")
     shop.create(COLUMNS)
     if writer == "java":
@@ -81,7 +81,7 @@ def test_filters_of_the_scan_and_of_its_rows(shop: Workshop) -> None:
 
 
 def test_rows_are_whole(shop: Workshop) -> None:
-    """Structs that are null, or have a null, remain so."""
+    """Structs that are null, or contain a null, are unchanged."""
     table = sm.load_table(shop.metadata_location, spark=shop.spark)
     assert row_texts(table.scan().to_df()) == row_texts(shop.sql("SELECT * FROM {t}"))
 

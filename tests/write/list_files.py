@@ -1,4 +1,4 @@
-"""The files of a table with manifest lists, as its metadata and its folder say, read without sparkmeta's readers."""
+"""The files of a table with manifest lists, by its metadata and its folder, read without sparkmeta's readers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def avro_records(location: str) -> list[Any]:
-    """The records of a manifest or manifest list."""
+    """Return the records of a manifest or manifest list."""
     with Path(local_path(location)).open("rb") as file:
         return list(fastavro.reader(file))
 
 
 def reached_files(table: sm.Table) -> set[str]:
-    """The paths of files that a table's metadata names. All are there, of the size that is noted for them."""
+    """Return the paths of the files that a table's metadata names, after checking that each has its recorded size."""
     reached = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
     sizes: dict[str, int] = {}
     for snapshot in table.snapshots():
@@ -41,6 +41,6 @@ def reached_files(table: sm.Table) -> set[str]:
 
 
 def unreached_files(table: sm.Table) -> set[str]:
-    """The paths of all other files in a table's folder, but the hint."""
+    """Return the paths of all other files in a table's folder, except for the hint."""
     folder = Path(local_path(table.location()))
     return files_below(folder) - reached_files(table) - {f"{folder}/metadata/version-hint.text"}

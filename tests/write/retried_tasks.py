@@ -1,8 +1,8 @@
 """A process whose Spark starts tasks twice: `python -m tests.write.retried_tasks master folder fails|hangs`.
 
-It changes rows of a table, while an attempt of a task fails or hangs once its file is begun. Spark then starts another:
-of a task that hangs, by speculation, on another host. Prints the ids of the rows, the files that the table does not
-name, and the orphans.
+It changes rows of a table, while an attempt of a task fails, or hangs once it has begun its file. Spark then starts
+another attempt; for a task that hangs, by speculation on another host. The process prints the ids of the rows, the
+files that the table does not name, and the orphans.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HANGING_SECONDS = 120
 
 @dataclass(frozen=True)
 class HangingWriter(FaultyWriter):
-    """Hangs where `FaultyWriter` fails."""
+    """A writer that hangs where `FaultyWriter` fails."""
 
     def _do(self, name: str, location: str, act: Callable[[], Any]) -> Any:
         try:

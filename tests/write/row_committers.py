@@ -1,7 +1,7 @@
 """A process that changes rows of a table in a folder: `python -m tests.write.row_committers folder worker changes`.
 
-A worker has a partition of its own. In each step it appends rows, then updates some of them, then deletes others: three
-changes, each noted in the summary of its snapshot. A process that is started again goes on after the last one.
+Each worker has a separate partition. In each step it appends rows, then updates some of them, then deletes others:
+three changes, each recorded in the summary of its snapshot. A restarted process continues after the last one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def part_of(worker: int) -> str:
 
 
 def rows_of(worker: int, step: int) -> list[Row]:
-    """What a step appends."""
+    """Return the rows that a step appends."""
     return [(100 * step + number, part_of(worker), 0) for number in range(4)]
 
 
 def rows_after(worker: int, done: int) -> list[Row]:
-    """The rows of a worker after so many changes."""
+    """Return the rows of a worker after a number of changes."""
     rows: list[Row] = []
     for number in range(done):
         step, kind = divmod(number, len(CHANGES))
@@ -52,13 +52,13 @@ def rows_after(worker: int, done: int) -> list[Row]:
 
 
 def changes_of(table: sm.Table, worker: int) -> list[int]:
-    """The numbers of the worker's changes in the table's snapshots, in order."""
+    """Return the numbers of the worker's changes in the table's snapshots, in order."""
     notes = [snapshot.summary.additional_properties.get(NOTE, "") for snapshot in table.snapshots() if snapshot.summary]
     return [int(note.partition("/")[2]) for note in notes if note.startswith(f"{worker}/")]
 
 
 def change(table: sm.Table, spark: SparkSession, worker: int, number: int) -> None:
-    """Make a change of a worker."""
+    """Make one change of a worker."""
     step, kind = divmod(number, len(CHANGES))
     notes: Any = {"snapshot_properties": {NOTE: f"{worker}/{number}"}, "isolation": "snapshot"}
     where = f"part = '{part_of(worker)}' and id >= {100 * step + kind} and id < {100 * (step + 1)}"

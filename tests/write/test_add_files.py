@@ -80,7 +80,7 @@ def test_entries_beside_iceberg_and_pyiceberg(spark: SparkSession, tmp_path: Pat
     added, by_iceberg = described(opened(ours)), described(opened(theirs))
     assert len(added) == 2
     for mine, other in zip(added, by_iceberg, strict=True):
-        # Iceberg's procedure gives paths a scheme, and no split offsets.
+        # Iceberg's procedure adds schemes to paths, and no split offsets.
         assert other["file_path"] == f"file:{mine['file_path']}"
         assert (mine["split_offsets"], other["split_offsets"]) == ([4], None)
         assert {key: value for key, value in mine.items() if key not in ("file_path", "split_offsets")} == {
@@ -157,7 +157,7 @@ def test_partitions_by_folders_and_by_bounds(spark: SparkSession, tmp_path: Path
         write(
             tmp_path / "b" / "5.orc", id=ids, name=["é" * 20] * 3, day=days("2026-04-01", "2026-04-30", "2026-04-02")
         ),
-        # The column is missing, and null.
+        # The column is missing, so its values are null.
         write(tmp_path / "b" / "6.parquet", id=ids, day=days(*["1969-12-31"] * 3)),
     ]
     frame = spark.createDataFrame([(path, 1) for path in in_folder], "path STRING, size INT")
@@ -318,7 +318,7 @@ def test_others_add_the_same_file(interpreted: SparkSession, tmp_path: Path, ver
 
 
 def test_many_files(spark: SparkSession, tmp_path: Path) -> None:
-    """More files than a commit keeps on the driver; no job collects them."""
+    """There are more files than a commit keeps on the driver. No job collects them."""
     paths = [
         write(tmp_path / f"name={'abc'[number % 3]}" / f"{number}.parquet", id=pa.array([number], pa.int64()))
         for number in range(300 if not SOAK else 3_000)

@@ -1,4 +1,4 @@
-"""The partition of an existing file, where its folders and its rows are hard to compare."""
+"""The partition of an existing file, when its folders and its rows are hard to compare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDS = pa.array([1, 2], pa.int64())
 
 
 def partitioned(spark: SparkSession, folder: Path, kind: IcebergType, bucket: int | None = None) -> sm.Table:
-    """A table of columns id and p, partitioned by p, or by buckets p_bucket of p."""
+    """Create a table of columns id and p, partitioned by p, or by buckets of p in a field p_bucket."""
     schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", kind))
     field = PartitionField(2, 1000, IdentityTransform(), "p")
     if bucket:
@@ -55,7 +55,7 @@ def partitions(table: sm.Table) -> list[Any]:
 
 
 def test_folders_of_instants(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder gives an instant only with an offset: Spark writes times of a zone that the folder does not name."""
+    """A folder names an instant only with an offset: Spark writes times of a zone that the folder does not name."""
     table = partitioned(spark, tmp_path, TimestamptzType())
     folders = ("p=2026-01-31T10%3A00%3A00%2B00%3A00", "p=2026-01-31+11%3A00%3A00%2B01%3A00")
     table = table.add_files([write(tmp_path / folder / "1.parquet", id=IDS) for folder in folders])
@@ -131,7 +131,7 @@ def by_region(name: str = "region") -> PartitionSpec:
 
 
 def test_folders_of_a_column_or_field(interpreted: SparkSession, tmp_path: Path) -> None:
-    """A folder has the name of the column, as Hive, Spark and Java's procedure name it, or of the field."""
+    """A folder has the name of the column, as in Hive, Spark and Java's procedure, or of the field."""
     folders: dict[str, dict[str, str | None]] = {
         "region": {
             "region=x": "x", "Region=x": "x", "%72egion=a%2Fb%20c": "a/b c", "region=__HIVE_DEFAULT_PARTITION__": None,
@@ -154,10 +154,10 @@ def test_folders_of_a_column_or_field(interpreted: SparkSession, tmp_path: Path)
 UNFIT = {
     "area=x": "folder area=x: no partition field has this name, and the file lacks column region: "
     "expected a folder region=... or reg=...",
-    # Nothing else would fill this column.
+    # No other value would fill this column.
     "region=x/city=y": "folder city=y: the file lacks this column, which is no identity field",
     "region=x/reg=y": "folders region=x and reg=y are both of the partition field reg",
-    # Another column has the field's name but for case.
+    # Another column has the field's name in another case.
     "CITY=x": "folder CITY=x: the file lacks this column, which is no identity field",
 }
 
@@ -166,7 +166,7 @@ def test_folders_that_fit_nothing(interpreted: SparkSession, tmp_path: Path) -> 
     table = new_table(interpreted, tmp_path, by_region("reg"), schema=REGIONS)
     other = new_table(interpreted, tmp_path / "other", by_region("CITY"), schema=REGIONS)
     for folder, problem in UNFIT.items():
-        # The driver does what tasks do: each call of add_files would run jobs.
+        # The driver does the tasks' work, since each call of add_files would run jobs.
         tasks = existing_files((other if folder == "CITY=x" else table).state, check_other_tables=True)
         for suffix in ("parquet", "orc"):
             path = write(tmp_path / "in" / folder / f"1.{suffix}", id=ONE)
@@ -177,7 +177,7 @@ def test_folders_that_fit_nothing(interpreted: SparkSession, tmp_path: Path) -> 
     with pytest.raises(sm.ValidationError, match="folder area=x: no partition field has this name"):
         table.add_files([str(tmp_path / "in" / "area=x" / "1.parquet")])
     assert table.refresh().current_snapshot() is None
-    # Columns in the file need no folder.
+    # A column in the file needs no folder.
     paths = [
         write(tmp_path / "in" / folder / "2.parquet", id=ONE, region=["x"], city=["y"])
         for folder in ("area=x", "region=x/city=y", "area=y/reg=x")
@@ -220,7 +220,7 @@ def test_a_field_of_a_struct(interpreted: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.java
 def test_java_takes_the_same_folders(spark: SparkSession, tmp_path: Path) -> None:
-    """Iceberg's procedure takes the name of the column too, whatever the field's name is."""
+    """Iceberg's procedure reads folders by the name of the column too, whatever the field's name is."""
     for number, (column, folder) in enumerate([("region", "region"), ("region", "Region")]):
         source = tmp_path / str(number)
         write(source / f"{folder}=a b" / "1.parquet", id=ONE)

@@ -1,4 +1,4 @@
-"""Existing files whose types Iceberg's Java readers misread or can't read are refused; what is added, Java reads."""
+"""Existing files whose types Iceberg's Java readers misread or can't read are refused, and Java reads added files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ UUID = uuid.UUID(int=77)
 class Stored(NamedTuple):
     """Values of a column of a file, and the type of the table's column.
 
-    values: an array; for Avro a stored value beside null.
-    kind: the Avro type.
-    options: of the Parquet writer.
+    Attributes:
+        values: an array; for Avro a stored value, which is written with a null.
+        kind: the Avro type.
+        options: options of the Parquet writer.
     """
 
     name: str
@@ -126,7 +127,7 @@ REFUSED = [
     Stored("avro text of a uuid", str(UUID), "uuid", logical("string", "uuid")),
     Stored("avro fixed", UUID.bytes, "uuid", {"type": "fixed", "size": 16, "name": "f"}),
 ]  # fmt: skip
-# Spark has no such types, or only Iceberg's generic reader fails.
+# Spark lacks these types, or only Iceberg's generic reader fails.
 BY_GENERIC_READER = [
     Stored("parquet milliseconds", pa.array([time(1), None], pa.time32("ms")), "time"),
     Stored("avro time", 3_600_000_000, "time", logical("long", "time-micros")),
@@ -141,7 +142,7 @@ PLACES = "cslm"
 
 
 def write(folder: Path, stored: Stored, number: int = 0, places: str = PLACES) -> str:
-    """Write a file with columns of one number: c, and in a struct s, in a list l, in a map m."""
+    """Write a file with several columns of the same values: a column c, a struct s, a list l and a map m."""
     path = folder / f"{stored.name.replace(' ', '-')}-{stored.type}-{places}-{number}.{stored.format}"
     if stored.format == "avro":
         path.write_bytes(avro(stored, number, places))
@@ -163,7 +164,10 @@ def write(folder: Path, stored: Stored, number: int = 0, places: str = PLACES) -
 
 
 def avro(stored: Stored, number: int, places: str) -> bytes:
-    """A file of a value and null. fastavro would convert values, so that the records are without logical types."""
+    """Return a file of a value and null.
+
+    fastavro would convert values, so the records are written without logical types.
+    """
 
     def schema(kind: Any) -> dict[str, Any]:
         listed = []
@@ -215,7 +219,7 @@ def fields(listed: list[Stored]) -> Iterator[dict[str, Any]]:
 
 
 def values_of(stored: Stored) -> list[Any]:
-    """The values as Spark's rows have them."""
+    """Return the values as in Spark's rows."""
     values = stored.values.to_pylist() if stored.format != "avro" else [stored.values, None]
     if stored.format == "avro" and isinstance(stored.kind, dict):
         shown = {"timestamp-millis": TIME, "timestamp-micros": TIME, "decimal": Decimal("1.23"), "time-micros": time(1)}
@@ -230,7 +234,7 @@ def test_java_reads_what_is_added(spark: SparkSession, tmp_path: Path) -> None:
     shop = Workshop(Java(spark), "added_types")
     shop.create_by_java([*fields(PLAIN)])
     opened(shop).add_files([write(tmp_path, each, number) for number, each in enumerate(PLAIN)])
-    # Java reads vectors only of columns that are not nested.
+    # Java's vectorized reader reads only columns that are not nested.
     selected = {"c": "c{0}", "s": "s{0}.x", "l": "l{0}[0]", "m": "m{0}['k']"}
     for vectors, places in ((True, "c"), (False, "cslm")):
         table = spark.read.option("vectorization-enabled", str(vectors).lower()).table(shop.sql_name)
@@ -256,7 +260,7 @@ def test_what_java_does_not_read_is_refused(spark: SparkSession, tmp_path: Path)
     listed = REFUSED + REFUSED_BY_GENERIC_READER
     schema = Schema.model_validate({"type": "struct", "fields": [*fields(listed)]})
     table = new_table(spark, tmp_path, PartitionSpec(), schema=schema)
-    # The driver does what tasks do: a commit for each file would run jobs.
+    # The driver does the tasks' work, since a commit for each file would run jobs.
     tasks = existing_files(table.state, check_other_tables=True)
     for number, each in enumerate(listed):
         names = {"c": "c{}", "s": "s{}.x", "l": "l{}.element", "m": "m{}.value"}

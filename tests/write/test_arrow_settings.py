@@ -1,4 +1,4 @@
-"""Changes of rows in sessions that hand Python other Arrow types and smaller batches."""
+"""Changes of rows in sessions whose settings give Python other Arrow types and smaller batches."""
 
 from __future__ import annotations
 

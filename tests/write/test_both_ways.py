@@ -1,4 +1,4 @@
-"""Changes of rows in memory on the driver make the same table as changes of DataFrames by Spark."""
+"""Changes of rows in memory on the driver write the same table as changes of DataFrames by Spark."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ BY_SPARK = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 
 
 def schema(version: int) -> Schema:
-    """A schema with defaults, if the format version has these."""
+    """Return a schema, with defaults if the format version supports them."""
     default = {"write_default": "new", "initial_default": "new"} if version >= 3 else {}
     address = StructType(
         NestedField(10, "zip", StringType()),
@@ -120,7 +120,7 @@ def rows(seed: int, ids: range) -> pa.Table:
 
 
 def some(names: str, ids: range, kind: str) -> pa.Table:
-    """Rows of other columns, in another order."""
+    """Return rows of fewer columns, in another order."""
     day = [date(2026, 1, 1 + number % 3) for number in ids]
     return pa.table({"kind": [kind] * len(ids), "name": [*names], "id": pa.array([*ids], pa.int32()), "day": day})
 
@@ -159,14 +159,14 @@ def files(table: Table, change: Callable[[SnapshotUpdate], object]) -> Table:
 
 
 def planned(table: Table, count: int) -> pa.Table:
-    """Some files of a plan, the same ones in tables of equal files."""
+    """Return some files of a plan. Tables with equal files give the same ones."""
     plan = table.scan().plan_files_arrow().drop_columns(["deletes"])
     order = sorted(range(len(plan)), key=lambda place: str(_rows(plan.column("file_path")[place].as_py())))
     return plan.take(pa.array(order[:count]))
 
 
 def others(table: Table, names: str) -> pa.Table:
-    """Descriptions of other files in the partition of the first rows."""
+    """Return descriptions of other files in the partition of the first rows."""
     partition = pa.array([{"day": date(2026, 1, 1), "initial": "a"}] * len(names))
     return pa.table(
         {
@@ -207,7 +207,7 @@ def _refuse(_: SessionSource) -> SparkSession:
 
 
 def frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """The rows as a DataFrame of one task."""
+    """Return the rows as a DataFrame of one task."""
     plain = {"name": pa.string(), "at": pa.timestamp("us", "UTC"), "key": pa.binary()}
     for place, name in enumerate(table.column_names):
         if name in plain:
@@ -218,7 +218,7 @@ def frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def described(table: Table) -> dict[str, Any]:
-    """What a table's metadata, its manifests and its files say, but for ids, names, times and sizes."""
+    """Return a table's metadata, manifests and files, without ids, names, times and sizes."""
     state, parts = table.state, (table.schemas(), table.specs(), table.properties, table.last_sequence_number)
     snapshots = {snapshot.snapshot_id: number for number, snapshot in enumerate(table.snapshots())}
     read = state.reader.driver_table(state.manifests, state.projection((*FILE_COLUMNS, *METRICS_MAP_IDS)))
@@ -242,7 +242,10 @@ def _summary(snapshot: Any) -> dict[str, str]:
 
 
 def _rows(location: str) -> str:
-    """The rows of a data file in their order. A row's id depends on the order of files in a manifest."""
+    """Return the rows of a data file in their order, with row ids only as null or not.
+
+    A row's id depends on the order of files in a manifest.
+    """
     path = location.removeprefix("file://")
     if not Path(path).exists():
         return Path(path).name
@@ -251,7 +254,7 @@ def _rows(location: str) -> str:
 
 
 def _deleted(table: Table, contents: dict[str, str]) -> list[str]:
-    """The positions that are deleted in each file."""
+    """Return the positions that are deleted in each file."""
     state = table.state
     deleted = []
     for row in table.scan().plan_files_arrow().to_pylist():
@@ -278,14 +281,14 @@ def _deleted(table: Table, contents: dict[str, str]) -> list[str]:
     return sorted(deleted)
 
 
-# Ids, names and times differ between any two tables, and sizes and offsets with them.
+# Ids, names and times differ between any two tables, and so do sizes and offsets.
 _DIFFERENT = {"location", "file_size_in_bytes", "column_sizes", "split_offsets", "key_metadata", "first_row_id"}
-# Statistics of position delete files have the names of data files.
+# Statistics of position delete files contain the names of data files.
 _OF_DATA = {"lower_bounds", "upper_bounds", "content_stats"}
 
 
 def _plain(value: Any, snapshots: dict[int, int], contents: dict[str, str]) -> Any:
-    """A value of an entry with the content of files instead of their names."""
+    """Return a value of an entry, with the rows of files instead of their names."""
     if not isinstance(value, dict):
         return value
     left_out = _DIFFERENT if value.get("content_type") in (0, 4, None) else _DIFFERENT | _OF_DATA

@@ -1,4 +1,4 @@
-"""Rows are appended, overwritten, deleted and updated: our own reader against a model in plain Python, on V4 trees."""
+"""Rows are appended, overwritten, deleted and updated on V4 trees, and compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> Non
     table = table.append(frame(spark, ordinary(3, 6)))
     hidden.rename(manifest)
     assert sorted(row.id for row in table.scan().to_df().collect()) == [*range(6)]
-    # Files that a user names are looked for, unless the user says that their names are new.
+    # The table is searched for files that a user names, unless the user says that their names are new.
     read = table.inspect.data_files().limit(1)
     files = spark.createDataFrame(read.toArrow(), read.schema)
     with pytest.raises(sm.CommitConflictError, match="is in the table already"), table.transaction() as tx:
@@ -414,7 +414,7 @@ def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     after = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
     assert {key: after[key] for key in ids} == ids
     assert (table.inspect.delete_files().count() > 0) == (mode == "merge-on-read")
-    # A column that the rows lack stays; nothing that differs, no snapshot.
+    # A column that the rows lack stays. Without a difference there is no snapshot.
     table = table.upsert(spark.sql("SELECT 50L id, 7 n"), ["id"])
     assert [row for row in rows_of(table) if row[0] == 50] == [(50, "b", 7)]
     snapshots = len(table.snapshots())
@@ -498,7 +498,7 @@ def test_a_missing_data_file(spark: SparkSession, tmp_path: Path, mode: str) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_that_differ_only_in_case(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    """Spark takes them for the same, unless `spark.sql.caseSensitive` is set."""
+    """Spark regards the columns as the same, unless `spark.sql.caseSensitive` is set."""
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     names = ("id", "a", "A", "n", "changes")

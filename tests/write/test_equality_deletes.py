@@ -1,4 +1,4 @@
-"""Equality delete files, against a model, and against Iceberg's Java writers and readers."""
+"""Equality delete files are compared with a model, and with Iceberg's Java writers and readers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_history_with_equality_deletes(spark: SparkSession, tmp_path: Path, ve
     assert summary.operation.value == "delete"
     # The same keys are added again; deletes apply to older files only.
     step(table.append(frame(spark, [(4, "b", 44), (7, None, 77)])), [*model, (4, "b", 44), (7, None, 77)])
-    # A null equals null, and other columns of the rows are ignored.
+    # A null key equals null, and other columns of the rows are ignored.
     nulls = spark.sql("SELECT 12345L id, n, part FROM VALUES (cast(null as int), 'b'), (80, 'c') AS t(n, part)")
     gone = [row for row in model if (row[2], row[1]) in {(None, "b"), (80, "c")}]
     assert len(gone) == 3
@@ -104,7 +104,7 @@ def test_a_history_with_equality_deletes(spark: SparkSession, tmp_path: Path, ve
 
 @pytest.mark.parametrize("version", VERSIONS if SOAK else VERSIONS[1:])
 def test_deleted_rows_of_files_that_are_written_again(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
-    """A change rewrites a file with a deleted key that its filter rules out: the row does not come back."""
+    """A change rewrites a file with a deleted key that its filter excludes: the row stays deleted."""
     modes = {f"write__{command}__mode": "copy-on-write" for command in ("delete", "update", "merge")}
     table, model = new_table(interpreted, tmp_path, version, PartitionSpec(), **modes), ordinary(0, 30)
     table = table.append(frame(interpreted, model).coalesce(1))
@@ -130,7 +130,7 @@ def test_deleted_rows_of_files_that_are_written_again(interpreted: SparkSession,
         assert sorted_rows(table.scan().to_df().collect()) == sorted_rows(model), key
 
 
-# What differs by name and place, or between encoders.
+# Fields that depend on names, locations or encoders.
 _OURS = {"file_path", "file_size_in_bytes", "column_sizes", "readable_metrics"}
 _COUNTS = ("added-delete-files", "added-equality-delete-files", "added-equality-deletes", "total-equality-deletes",
            "total-delete-files", "total-records", "changed-partition-count")  # fmt: skip
@@ -163,7 +163,7 @@ def test_files_are_those_of_java(spark: SparkSession, version: int) -> None:
     summaries = [each.current_snapshot().summary for each in (table, peer)]
     assert {name: summaries[0][name] for name in _COUNTS} == {name: summaries[1][name] for name in _COUNTS}
     assert summaries[0].operation == summaries[1].operation
-    # If the key is a field of a struct, other fields of the struct are no part of it.
+    # If the key is a field of a struct, the struct's other fields are not part of the key.
     nested = spark.sql("SELECT 'p0' part, named_struct('z', 7, 'y', 4) st")
     table = table.refresh().equality_delete(nested, ["st.y"])
     expected = [i for i in range(10) if i not in {2, 4, 9}]
@@ -194,7 +194,7 @@ def test_keys_of_every_type(spark: SparkSession, tmp_path: Path, file_format: st
         assert orc.ORCFile(local_path(file["file_path"])).nrows == 3
     expected = [i for i in range(12) if i not in {4, 5, 8}]
     assert sorted(row.id for row in changed.scan(selected_fields=("id",)).to_df().collect()) == expected
-    # Java knows the values of keys in structs only if all columns are read; null structs are not among them.
+    # Java reads keys in structs only if all columns are read, and never if the struct is null.
     records = Java(spark).records(changed.metadata_location)
     assert sorted(record.getField("id") for record in records) == expected
 
@@ -285,7 +285,7 @@ def test_rows_of_other_commits(spark: SparkSession, tmp_path: Path) -> None:
             assert not equality_files(after.refresh())
         else:
             assert 1 not in [row.id for row in stale.commit().scan().to_df().collect()]
-    # A branch has deletes of its own, and deletes of files that a rewrite replaces apply to the new ones.
+    # A branch has separate deletes, and deletes of files that a rewrite replaces apply to the new files.
     table = table.refresh()
     with table.manage_snapshots() as manage:
         manage.create_branch(table.current_snapshot().snapshot_id, "audit")
@@ -297,7 +297,7 @@ def test_rows_of_other_commits(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_dates_that_python_lacks(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys of upserts and equality deletes from the year 10000 on, which are in the conflict filter too."""
+    """Keys of upserts and equality deletes, and the conflict filter, have years from 10000 on."""
     catalog = sm.load_catalog("dates", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     schema = Schema(NestedField(1, "d", DateType()), NestedField(2, "n", IntegerType()))
@@ -312,7 +312,10 @@ def test_dates_that_python_lacks(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_others_add_data_of_a_new_partition_spec(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
-    """Partitioned deletes would not apply to it: they are a conflict. Made anew, they apply."""
+    """Partitioned deletes would not apply to the data, which is a conflict.
+
+    The retried change makes new deletes, which apply.
+    """
     table = new_table(interpreted, tmp_path, version).append(frame(interpreted, [(1, "a", 1), (2, "b", 2)]))
     key = frame(interpreted, [(1, "a", None)])
     stale = table.transaction()
@@ -348,7 +351,7 @@ def test_others_add_data_of_specs_that_deletes_apply_to(interpreted: SparkSessio
 def test_others_add_a_key_between_keys_of_a_collation(
     interpreted: SparkSession, tmp_path: Path, collation: str
 ) -> None:
-    """The table's order of strings counts: 'B' comes before 'a'."""
+    """The order of the table's strings is used: 'B' comes before 'a'."""
     table = new_table(interpreted, tmp_path, 2, PartitionSpec()).append(frame(interpreted, [(1, "a", 1)]))
     keys = frame(interpreted, [(0, "a", None), (0, "B", None)]).selectExpr("id", f"part COLLATE {collation} AS part")
     stale = table.transaction()

@@ -65,7 +65,7 @@ EVERY_TYPE = Schema(
     NestedField(15, "l", ListType(16, StructType(NestedField(17, "e", LongType())), element_required=False)),
     NestedField(18, "m", MapType(19, StringType(), 20, IntegerType(), value_required=True)),
 )
-# Narrower types, and fields of structs in another order, are found by name.
+# Columns are matched by name: their types may be narrower, and structs may have another order of fields.
 QUERY = """
     SELECT id, m, l, st, f AS d, b, tz, ntz, CAST(id AS DECIMAL(5, 2)) small, dec, t, fx, u FROM (
         SELECT id, concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) u,
@@ -206,7 +206,7 @@ def test_truncated_decimals_that_do_not_fit(
 
 
 def written_files(table: sm.Table, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """The files that a task writes, in the order of their names."""
+    """Return the files that a task writes, in the order of their names."""
     files = pa.Table.from_batches(data_file_tasks(table.state, table.schema()).write(batches)).to_pylist()
     return sorted(files, key=lambda file: str(file["file_path"].rpartition("/")[2]))
 
@@ -225,7 +225,7 @@ PARTITIONS = [None, 0.0, -0.0, float("nan"), float("inf"), *map(float, range(1, 
 def test_rows_of_alternating_partitions(
     spark: SparkSession, tmp_path: Path, count: int, group_bytes: int, file_counts: range
 ) -> None:
-    """A task divides rows by partition and keeps their order. If need be, it ends files early."""
+    """A task divides rows by partition and keeps their order. If necessary, it ends files early."""
     schema = Schema(
         NestedField(1, "n", LongType()), NestedField(2, "s", StringType()), NestedField(3, "d", DoubleType())
     )
@@ -254,7 +254,7 @@ def test_rows_of_alternating_partitions(
 
 
 def test_sorted_rows_of_many_partitions(spark: SparkSession, tmp_path: Path) -> None:
-    """Each partition gets one file, though more of them than can be open end within a row group."""
+    """Each partition gets one file, though more partitions than files can be open end within a row group."""
     schema = Schema(NestedField(1, "n", LongType()), NestedField(2, "p", IntegerType()))
     spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
     table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes="20000")
@@ -294,7 +294,7 @@ OUTPUTS = {"parquet": ParquetOutput, "orc": OrcOutput}
 def test_a_task_that_does_not_end_leaves_no_file(
     spark: SparkSession, tmp_path: Path, ending: str, file_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Destructors of the open files raise nothing, and do not end the process."""
+    """Destructors of the open files raise no errors, and do not end the process."""
     raised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     schema = Schema(NestedField(1, "n", IntegerType()), NestedField(2, "s", StringType()))
@@ -334,7 +334,7 @@ def test_a_task_that_does_not_end_leaves_no_file(
 
 _ADVISED = "write.spark.advisory-partition-size-bytes"
 _SESSIONS = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
-# The table property, the setting of the session, and the rows of a kilobyte for which one file is written or several.
+# The table property, the session's setting, and the number of 1 kB rows for which one file is written or several.
 ADVISED: dict[str, tuple[str | None, str | None, int, bool]] = {
     "default": (None, None, 75_000, False),
     "smaller": ("1048576", None, 5000, True),

@@ -1,7 +1,7 @@
 """Faults amid changes of rows of tables with manifest lists: the table has the old or the new rows, and all its files.
 
-`make test` runs one fault for each kind of change, SPARKMETA_STEPS so many for each on each kind of table, chosen with
-SPARKMETA_SEED; SPARKMETA_SOAK=1 runs all.
+`make test` runs one fault for each kind of change. SPARKMETA_STEPS runs that number for each on each kind of table,
+chosen with SPARKMETA_SEED, and SPARKMETA_SOAK=1 runs all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,13 @@ KEYED: Rows = [(4, "b", 1), (100, "c", 3)]
 
 @dataclass(frozen=True)
 class Case:
-    """A change of the rows `BASE`. snapshots: how many it makes."""
+    """A change of the rows `BASE`.
+
+    Attributes:
+        rows: the rows afterwards.
+        snapshots: the number of snapshots that the change makes.
+        since: the first format version with the change.
+    """
 
     run: Callable[[sm.Table], Any]
     rows: Rows
@@ -114,7 +120,7 @@ CASES = {
 
 @dataclass
 class Stage:
-    """A table before a change, to which it can be put back."""
+    """A table before a change, to which it can be reset."""
 
     spark: SparkSession
     location: str
@@ -122,7 +128,7 @@ class Stage:
 
     @staticmethod
     def of(spark: SparkSession, folder: Path, version: int, mode: str) -> Stage:
-        """Two appends, and a deleted row, of a table whose changes are made in a mode."""
+        """Create a table with two appends and a deleted row, whose changes are made in a mode."""
         catalog = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
         catalog.create_namespace("db")
         properties = QUICK | {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
@@ -156,14 +162,19 @@ class Stage:
         return sm.load_table(self.location, spark=self.spark)
 
     def orphans(self) -> set[str]:
-        """As the table's own search finds them."""
+        """Return the orphans that the table's own search finds."""
         soon = datetime.now(UTC) + timedelta(hours=1)
         return planned_paths(self.table().maintenance.remove_orphan_files(older_than=soon, force=True).files())
 
 
 @dataclass(frozen=True)
 class State:
-    """What is in a table's folder. reached: the files that its metadata names."""
+    """The state of a table's folder.
+
+    Attributes:
+        reached: the files that its metadata names.
+        there: the files in the folder.
+    """
 
     rows: Rows
     snapshots: int
@@ -173,7 +184,7 @@ class State:
 
     @staticmethod
     def of(stage: Stage, table: sm.Table | None = None) -> State:
-        """Read a table; every file that it names is there, of the size that is noted for it."""
+        """Read a table, and check that every file that it names has its recorded size."""
         table = table or stage.table()
         paths = reached_files(table) | {f"{stage.folder}/metadata/version-hint.text"}
         columns = ("id", "part", "n", *(["_row_id"] if table.metadata.format_version > 2 else []))
@@ -188,7 +199,7 @@ class State:
 
 @pytest.fixture(scope="module")
 def stages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Stage]:
-    """The tables that were asked for so far, by version and mode."""
+    """Return the tables that tests have requested, by version and mode."""
     return {}
 
 
@@ -206,7 +217,7 @@ def stage_of(
 
 
 def cases() -> Iterator[Any]:
-    """All changes on tables of all kinds, or each change on a table of one kind."""
+    """Yield all changes on tables of all kinds, or each change on a table of one kind."""
     for name, case in CASES.items():
         kinds = [kind for kind in KINDS if kind[0] >= case.since]
         chosen = kinds if SOAK or STEPS else [kinds[zlib.crc32(name.encode()) % len(kinds)]]
@@ -215,7 +226,7 @@ def cases() -> Iterator[Any]:
 
 
 def some_of(candidates: Sequence[Any], name: str, few: int) -> Sequence[Any]:
-    """So many of the faults, or SPARKMETA_STEPS, chosen with the name as the seed; in the long form all."""
+    """Return `few` of the faults, or SPARKMETA_STEPS, chosen with the name as the seed; all in the long form."""
     count = STEPS or (len(candidates) if SOAK else few)
     return random.Random(f"{name} {SEED}").sample(candidates, min(count, len(candidates)))
 
@@ -233,14 +244,14 @@ def attempt(run: Callable[[], object]) -> str:
     return "committed"
 
 
-# Operations by which files of a failed change are found and deleted.
+# Operations that find and delete files of a failed change.
 CLEANING = {"list", "delete_many"}
-# The kinds of left-over files for which the table's own search has been tried.
+# The kinds of left-over files for which the table's own search has been tested.
 SEARCHED: set[frozenset[str]] = set()
 
 
 def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log: str) -> State:
-    """The table is unchanged or the change is whole; what is left over are orphans, and named in the log."""
+    """Check that the table is unchanged or the change complete, and left-over files are orphans that the log names."""
     after = State.of(stage)
     done = after.metadata_location != before.metadata_location
     assert after.snapshots == before.snapshots + (case.snapshots if done else 0), said
@@ -259,12 +270,12 @@ def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log:
 
 
 def kind_of(path: str) -> str:
-    """The kind of a file, by its name."""
+    """Return the kind of a file, by its name."""
     return re.sub(r"[0-9a-f-]{8,}|\d+", "#", Path(path).name)
 
 
 def is_named(path: str, log: str) -> bool:
-    """Whether a log names a file, or has a pattern of its name."""
+    """Return whether a log names a file, or has a pattern of its name."""
     name = Path(path).name
     patterns = [each for listed in re.findall(r"files named (.+?) (?:may|stay)", log) for each in listed.split(", ")]
     return name in log or any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -319,7 +330,11 @@ def test_each_fault_of_a_change(
 
 @dataclass
 class FullDisk(FaultyFiles):
-    """Files of a disk that has no room left from a file on whose name has a pattern. room: how many such files fit."""
+    """Files on a disk that is full after a number of files whose names match a pattern.
+
+    Attributes:
+        room: the number of these files that fit.
+    """
 
     pattern: str = "no file"
     room: int = 0
@@ -335,7 +350,7 @@ class FullDisk(FaultyFiles):
 
 
 class FullWriter(ExecutorWriter):
-    """The writer of tasks on a full disk. Its data files are as long as /dev/full lets them be."""
+    """The tasks' writer on a full disk. The size of its data files is limited by /dev/full."""
 
     def open_new(self, location: str) -> Any:
         super().open_new(location).close()
@@ -348,13 +363,13 @@ class FullWriter(ExecutorWriter):
 
 @contextmanager
 def no_room(is_full: bool) -> Iterator[None]:
-    """Let no file reach the disk, as a file system tells at the latest when it syncs one."""
+    """Let no file reach the disk, as a file system reports at the latest when a file is synced."""
     problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with patch("os.fsync", side_effect=problem) if is_full else nullcontext():
         yield
 
 
-# What is to be written when the disk is full -> the driver's files that are written, or None for files of tasks.
+# The files to be written when the disk is full -> the pattern of the driver's files, or None for files of tasks.
 FULL = {
     "data files": None,
     "deletes by tasks": None,
@@ -371,7 +386,7 @@ def test_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     version: int,
 ) -> None:
-    """Whatever does not fit, the change fails, and no file is left of it or changed; with room, it works."""
+    """Whichever file does not fit, the change fails and leaves no file and no changed one. With room, it succeeds."""
     stage, case = stage_of((version, MODES[1])), CASES["update"]
     for what, pattern in FULL.items():
         change = (lambda table: table.delete("id > 4 and id < 9")) if what == "deletes by tasks" else case.run

@@ -1,4 +1,4 @@
-"""Rows of tables with manifest lists, changed by us and by Iceberg's Spark runtime in turn, which reads all of them."""
+"""Rows of tables with manifest lists, changed in turns by sparkmeta and Iceberg's Spark runtime, which reads all."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_changes_alternate_with_those_of_spark_sql(
 
 
 def test_removed_partition_fields_of_version_1(spark: SparkSession, tmp_path: Path) -> None:
-    """They stay as void fields, with the type of their column, not of their values."""
+    """Removed fields stay as void fields, with the type of their column, not of their values."""
     kinds = (StringType(), BinaryType(), DecimalType(9, 2), TimestampType())
     schema = Schema(*(NestedField(number, f"c{number}", kind) for number, kind in enumerate(kinds, 1)))
     transforms = (*[BucketTransform(3)] * 3, DayTransform())

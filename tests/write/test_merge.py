@@ -1,4 +1,4 @@
-"""Merges: beside Spark SQL's MERGE INTO by Iceberg's runtime, and on V4 trees against a model in plain Python."""
+"""Merges are compared with Spark SQL's MERGE INTO by Iceberg's runtime, and on V4 trees with a model in Python."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SOURCE = """VALUES (3, 'moved', 3, 'U'), (4, 'x', 4, 'D'), (5, 'y', 5, '-'), (10
     (NULL, 'n', 9, 'U')"""
 INSERT = "WHEN NOT MATCHED AND s.op = 'U' AND s.id IS NOT NULL THEN INSERT (id, part, n) VALUES (s.id, s.part, s.n)"
 
-# name -> Spark SQL, and the same by a builder.
+# name -> a merge in Spark SQL, and the same one by a builder.
 MERGES: dict[str, tuple[str, Callable[[Merging], Merging]]] = {
     "matched": (
         """WHEN MATCHED AND s.op = 'D' THEN DELETE
@@ -107,7 +107,7 @@ def test_rows_are_those_of_spark_sql(spark: SparkSession, version: int, mode: st
 
 
 def ids(table: sm.Table) -> dict[int, int]:
-    """The row id of each row by its key."""
+    """Return the row id of each row by its key."""
     return {row[0]: row[1] for row in table.scan(selected_fields=("id", "_row_id")).to_df().collect()}
 
 
@@ -117,7 +117,7 @@ SOURCES = st.dictionaries(KEYS, st.tuples(st.sampled_from("abz"), st.integers(0,
 
 @st.composite
 def clauses(draw: st.DrawFn) -> list[tuple[str, int, str]]:
-    """Clauses in order: the kind, a bound that n of the row must exceed, and the action."""
+    """Draw clauses in order: the kind, a bound that n of the row must exceed, and the action."""
     drawn = []
     for kind, actions in (
         ("matched", ("update", "update_all", "delete")),
@@ -130,7 +130,7 @@ def clauses(draw: st.DrawFn) -> list[tuple[str, int, str]]:
 
 
 def merged(rows: dict[int, tuple[str, int]], given_rows: dict[int, tuple[str, int]], chosen: Any) -> dict[int, Any]:
-    """The model of a merge by key."""
+    """Return the rows of a merge by key, according to the model."""
 
     def clause_for(kind: str, n: int) -> str | None:
         return next((action for each, bound, action in chosen if each == kind and n > bound), None)
@@ -219,7 +219,7 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
     # A row that matches twice may be deleted, if nothing else could become of it; and rows are added as often.
     after = merge.when_matched().delete().when_not_matched().insert_all().merge()
     assert sorted(row[0] for row in rows_of(after)) == [0, 2, 3, 4, 5, 9, 9]
-    # A condition instead of keys; columns that the source lacks stay.
+    # A condition instead of keys. Columns that the source lacks stay.
     pairs = spark.sql("SELECT 2 low, 4 high, 'changed' part")
     on = F.col("target.id").between(F.col("source.low"), F.col("source.high"))
     after = after.merge(pairs, on).when_matched().update_all().merge()
@@ -283,7 +283,7 @@ def test_upsert_of_structs_and_lists_with_maps(spark: SparkSession, tmp_path: Pa
 
 
 def test_a_source_of_constants(spark: SparkSession, tmp_path: Path) -> None:
-    """A merge that updates and adds rows; Spark knows the values of the source when it plans."""
+    """A merge updates and adds rows. Spark knows the values of the source during planning."""
     catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
     layout = Schema(NestedField(1, "id", LongType()), NestedField(2, "n", IntegerType()))
     table = catalog.create_table("db.t", layout, format_version=2, spark=spark)
@@ -296,7 +296,7 @@ def test_a_source_of_constants(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["updates", "deletes", "condition"])
 def test_columns_that_need_not_be_read(spark: SparkSession, tmp_path: Path, case: str) -> None:
-    """The data of a column is damaged. A merge that needs none of its old values does not notice."""
+    """The data of a column is damaged. A merge that does not need its old values succeeds."""
     table = new_table(spark, tmp_path, PartitionSpec(), write__merge__mode="merge-on-read")
     table = table.append(frame(spark, ordinary(0, 20)).coalesce(1))
     (path,) = (row.file_path for row in table.inspect.data_files().select("file_path").collect())

@@ -46,7 +46,7 @@ ROWS = f"""VALUES
      map('k', named_struct('u', '{ID}', 't', 'v'))),
     (2L, NULL, NULL, NULL),
     (3L, named_struct('x', 3L, 'y', NULL), array(NULL), map('k', NULL)) AS t(id, point, points, named)"""
-# The same fields in another order, of smaller types, and with one that is absent.
+# The same fields in another order and with smaller types, except for an absent one.
 POINT_BY_NAME = "named_struct('y', 2.5F, 'x', 7)"
 POINTS_BY_NAME = "array(named_struct('b', 8, 'a', 9), NULL)"
 NAMED_BY_NAME = f"map('m', named_struct('u', unhex('{ID.replace('-', '')}')), 'n', NULL)"
@@ -181,7 +181,7 @@ def test_names_with_dots_and_quotes(version: int, spark: SparkSession, tmp_path:
 
 
 def test_partitions_of_nested_defaults(spark: SparkSession, tmp_path: Path) -> None:
-    """A field that rows lack has its write default, but is null where its struct is."""
+    """A field that rows lack has its write default, but is null if its struct is."""
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA, format_version=3, spark=spark)
@@ -195,7 +195,7 @@ def test_partitions_of_nested_defaults(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_nested_lists_without_elements(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark sends the lists in empty lists without offsets, which crashed Python workers."""
+    """Spark passes the lists in empty lists without offsets, which crashed Python workers."""
     strings = ListType(12, StringType(), element_required=False)
     longs = MapType(32, StringType(), 33, ListType(34, LongType()))
     schema = Schema(
@@ -231,7 +231,7 @@ WITHOUT_Q = "named_struct('x', 3, 'q', null, 'l', null)"
 @pytest.mark.java
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
 def test_fields_of_structs_are_assigned_as_in_sql(spark: SparkSession, mode: str) -> None:
-    """A null struct becomes one whose other fields are null."""
+    """A null struct becomes a struct whose other fields are null."""
     properties = {f"write.{command}.mode": mode for command in ("update", "merge")}
     shops = [Workshop(Java(spark), f"assigned_{side}_{mode}".replace("-", "_")) for side in ("ours", "sql")]
     for shop in shops:

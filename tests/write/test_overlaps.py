@@ -1,4 +1,4 @@
-"""Changes of rows that meet a commit which was made since they began."""
+"""Changes of rows that meet a concurrent commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(interpreted: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def new_table(spark: SparkSession, folder: Path, kind: str, request: pytest.FixtureRequest, **options: Any) -> sm.Table:
-    """A table of a catalog of folders, or of the REST catalog."""
+    """Create a table in a file system catalog, or in the REST catalog."""
     place = {"warehouse": str(folder)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
     catalog = sm.load_catalog("rows", type=kind, **place)
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
@@ -46,7 +46,7 @@ def rows_of(table: sm.Table) -> Rows:
 
 @pytest.mark.parametrize("change", ["delete", "overwrite"])
 def test_others_add_a_file_that_matches_partly(table: sm.Table, change: str) -> None:
-    """Whole files were to be removed: the change has to begin anew, and leaves no files behind."""
+    """Whole files were to be removed: the change has to start again, and leaves no files behind."""
     stale: Any = table.transaction()
     if change == "delete":
         stale.delete("id < 5")
@@ -61,7 +61,7 @@ def test_others_add_a_file_that_matches_partly(table: sm.Table, change: str) -> 
 
 
 def test_others_add_a_file_that_matches(table: sm.Table) -> None:
-    """A delete of whole files is made as of its commit, as Java's is, unless the caller isolates it."""
+    """A delete of whole files is made as of its commit, like Java's, unless the caller isolates it."""
     stale: Any = table.transaction()
     stale.delete("id < 5")
     isolated: Any = table.transaction()
@@ -93,7 +93,7 @@ def test_others_delete_the_same_files(table: sm.Table) -> None:
 @pytest.mark.parametrize("stale_filter", ["n < 9", "n = 1"])
 @pytest.mark.parametrize("is_replaced", [True, False])
 def test_others_rename_a_column_of_the_filter(table: sm.Table, stale_filter: str, is_replaced: bool) -> None:
-    """Whether whole files match or rows: a new column of that name has nothing to do with the change."""
+    """A new column with the old name has nothing to do with the change, whether whole files match or rows."""
     stale: Any = table.transaction()
     stale.delete(stale_filter)
     with table.update_schema() as update:
@@ -161,7 +161,7 @@ def test_others_roll_back(table: sm.Table, change: str) -> None:
 @pytest.mark.parametrize("change", ["delete", "update"])
 @pytest.mark.parametrize("version", [3, 4])
 def test_others_upgrade(table: sm.Table, change: str, version: int) -> None:
-    """Position deletes in Parquet files can't be added any more."""
+    """Position deletes in Parquet files can't be added after an upgrade."""
     table = table.transaction().set_properties({f"write.{change}.mode": "merge-on-read"}).commit()
     stale: Any = table.transaction()
     if change == "delete":
@@ -176,7 +176,7 @@ def test_others_upgrade(table: sm.Table, change: str, version: int) -> None:
 
 @pytest.mark.parametrize("part", ["a", "b"])
 def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
-    """A key is deleted of its partition: only data that is added there is a conflict."""
+    """A key is deleted in its partition: only data that is added there is a conflict."""
     stale: Any = table.transaction()
     stale.equality_delete(frame(table.state.spark, [(2, "a", None)]), ["id"], isolation="serializable")
     table.append(frame(table.state.spark, [(2, part, 3)]))
@@ -192,7 +192,7 @@ def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
 def test_others_delete_rows_of_the_same_file(
     interpreted: SparkSession, tmp_path: Path, kind: str, version: int, others: str, request: pytest.FixtureRequest
 ) -> None:
-    """It is a conflict, whether their deletion vector has more positions than ours or not."""
+    """It is a conflict, whether or not the other deletion vector has more positions than ours."""
     properties = {"write.delete.mode": "merge-on-read", "write.delete.isolation-level": "snapshot"}
     table: Any = new_table(interpreted, tmp_path, kind, request, format_version=version, properties=properties)
     table = table.append(frame(interpreted, [(i, "a", i) for i in range(6)]).coalesce(1))
@@ -217,7 +217,7 @@ def existing(path: Path, **columns: Any) -> str:
 def test_others_add_a_name_mapping(
     interpreted: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Theirs is kept, so that columns which were added since are read."""
+    """The other commit's mapping is kept, so that columns added since are read."""
     table = new_table(interpreted, tmp_path, kind, request)
     stale: Any = table.transaction().add_files([existing(tmp_path / "1.parquet", n=pa.array([3], pa.int32()))])
     with table.transaction() as tx:

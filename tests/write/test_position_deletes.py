@@ -1,4 +1,4 @@
-"""Position delete files that changes of rows write to tables of format version 2, as Iceberg's Spark runtime does."""
+"""Changes of rows write position delete files to tables of format version 2, like Iceberg's Spark runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("either_way")
 
 GRANULARITIES = ("file", "partition")
-# What differs by name, place and codec; we also name the data file, which Java's writers of version 2 do not.
+# Fields that depend on names, locations and codecs. We also name the data file, unlike Java's writers of version 2.
 _OURS = ("file_path", "file_size_in_bytes", "column_sizes", "referenced_data_file", "readable_metrics", "lower_bounds",
          "upper_bounds")  # fmt: skip
 
@@ -45,7 +45,7 @@ def update(tx: sm.RowTransaction) -> None:
 
 
 def rewrite_of(row_filter: str) -> Callable[[sm.Table], sm.Table]:
-    """A copy-on-write of the files with matching rows."""
+    """Return a copy-on-write of the files with matching rows."""
 
     def rewrite(table: sm.Table) -> sm.Table:
         with table.transaction() as tx:
@@ -94,7 +94,7 @@ def test_files_are_those_of_java(spark: SparkSession, granularity: str, monkeypa
     summaries = [dict(table.current_snapshot().summary.additional_properties) for table in tables]
     for name in ("added-delete-files", "added-position-deletes", "total-position-deletes", "changed-partition-count"):
         assert summaries[1][name] == summaries[0][name]
-    # Java goes on: of a single data file it puts older deletes into the new file.
+    # Java continues: it merges older deletes of a single data file into the new file.
     ours.sql("REFRESH TABLE {t}")
     ours.sql("DELETE FROM {t} WHERE id = 10")
     assert sorted(row.id for row in ours.sql("SELECT id FROM {t}").collect()) == [
@@ -153,7 +153,7 @@ MORE_DROPPED = [(2, "file", False), (2, "partition", True), (3, "file", True), (
 def test_partitions_of_dropped_columns(
     spark: SparkSession, version: int, granularity: str, reuses_name: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deletes keep the partitions of their data files if no column has these any more, or another field their name."""
+    """Deletes keep their data files' partitions, if the columns are dropped or another field has their name."""
     if granularity == "partition":
         monkeypatch.setattr(deletes, "_DRIVER_BYTES", -1)  # tasks write them
     spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")

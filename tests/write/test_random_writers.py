@@ -1,10 +1,11 @@
 """Random histories of writers whose changes overlap: each begins on a state of the table, and commits after others.
 
-Without threads: a writer reads and writes its files, others commit, then it does. After each commit the rows are those
-of a model, for the isolation level of the change; a conflict needs a commit that changed files which the change read.
+There are no threads: a writer reads and writes its files, others commit, and then it commits. After each commit, the
+rows are those of a model, for the isolation level of the change. A conflict needs a commit that changed files which the
+change read.
 
-`make test` runs a short history of some kinds of tables; SPARKMETA_SOAK=1 runs long ones of all, SPARKMETA_STEPS of so
-many steps, seeded by SPARKMETA_SEED.
+`make test` runs a short history of some kinds of tables. SPARKMETA_SOAK=1 runs long ones of all, and SPARKMETA_STEPS of
+that number of steps, seeded by SPARKMETA_SEED.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "0")), int(os.environ.get("SPARKMETA_SEED", "1"))
 PARTS = "abcd"
-# The table's first files have the ids of a block each.
+# Each of the table's first files has the ids of one block.
 BLOCK, LAST_ID = 12, 36
 COMMANDS = ("delete", "update", "merge")
 
@@ -48,7 +49,7 @@ Split = Callable[[Rows], tuple[Rows, Rows]]
 
 
 class Scope(NamedTuple):
-    """The rows that a change reads: of some partitions, or all, and with an id in a range."""
+    """The rows that a change reads: rows of some or all partitions, with an id in a range."""
 
     parts: frozenset[str] = frozenset(PARTS)
     low: int = -1
@@ -67,7 +68,7 @@ class Scope(NamedTuple):
         return Counter({row: count for row, count in rows.items() if self.holds(row)})
 
     def may_hold(self, part: str, low: int, high: int) -> bool:
-        """Whether it may have rows of a file."""
+        """Return whether the scope may contain rows of a file."""
         return part in self.parts and low < self.high and high >= self.low
 
 
@@ -76,10 +77,10 @@ class Change:
     """A change of rows.
 
     Attributes:
-        write: makes it, in a transaction.
-        split: what it does to rows.
-        scope: what it reads; None for a change that reads nothing.
-        level: "serializable", "snapshot", or "none" if nothing that others do is a conflict.
+        write: makes the change, in a transaction.
+        split: returns the rows that the change removes and adds.
+        scope: the rows that it reads; None if it reads none.
+        level: "serializable", "snapshot", or "none" if no concurrent commit is a conflict.
         by_filter: whether it may remove files by a filter, as of its commit.
     """
 
@@ -96,9 +97,9 @@ class Begun:
     """A change that has written its files.
 
     Attributes:
-        commit: commits it.
+        commit: commits the change.
         start: the snapshot that it read.
-        rows: those that it read.
+        rows: the rows of that snapshot.
     """
 
     number: int
@@ -116,8 +117,8 @@ class Writers:
     """A table, and writers that change it.
 
     Attributes:
-        states: tables that were loaded, and their rows.
-        pending: the changes that are not committed yet.
+        states: loaded tables, and their rows.
+        pending: changes that are not committed yet.
         told: the history so far, for messages.
     """
 
@@ -265,7 +266,7 @@ class Writers:
     # -- turns --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a change on the newest state, or on one that was loaded before."""
+        """Begin a change on the newest state, or on an earlier one."""
         table, rows = self.states[-1] if self.rng.random() < 0.7 else self.rng.choice(self.states[-4:])
         head = table.current_snapshot()
         assert head is not None
@@ -290,7 +291,7 @@ class Writers:
         self.told.append(f"begin {begun}")
 
     def finish(self) -> None:
-        """Commit a change that has begun, and compare the rows, or find the reason why it was refused."""
+        """Commit a change that has begun, and compare the rows, or find the reason of its refusal."""
         begun = self.pending.pop(self.rng.randrange(len(self.pending)))
         before = self.table
         self.told.append(f"commit {begun}")
@@ -321,10 +322,10 @@ class Writers:
         self.states.append((self.table, after))
 
     def expected(self, begun: Begun) -> list[Rows]:
-        """The rows that a committed change may leave.
+        """Return the possible rows after a committed change.
 
-        It is as if it had been made when it was committed. Under snapshot isolation it may also change just the rows
-        that it read. A delete may find some of these that others have deleted.
+        A serializable change has its effect at its commit. Under snapshot isolation, it may also change only the rows
+        that it read. A delete may find some of them already deleted.
         """
         taken, added = begun.change.split(self.rows)
         outcomes = [self.rows - taken + added]
@@ -335,7 +336,7 @@ class Writers:
         return outcomes
 
     def reason(self, begun: Begun) -> bool:
-        """Whether a commit since a change began has changed files of rows that it read."""
+        """Return whether a commit since a change began has changed files of rows that the change read."""
         scope, level = begun.change.scope, begun.change.level
         if scope is None or level == "none":
             return False
@@ -362,9 +363,9 @@ class Writers:
 
 
 def place_of(file: Any) -> tuple[str, int, int]:
-    """The partition of a file, and the least and greatest id that it may have or delete.
+    """Return the partition of a file, and the least and greatest id that it may contain or delete.
 
-    Deletes count in their whole partition: files that are written again may have rows that a change does not read.
+    Deletes count for their whole partition, since rewritten files may have rows that a change does not read.
     """
     if file.get("content"):
         return file["partition"]["part"], -1, 1 << 39

@@ -1,4 +1,4 @@
-"""Changes of rows of tables whose catalog does not answer: they are whole or not made, and no file of them is lost."""
+"""Changes of rows of tables whose catalog does not respond: they are complete or not made, and lose no file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ CHANGES = ("append", "overwrite", "delete", "update", "upsert", "merge", "equali
 
 @dataclass(frozen=True)
 class Case:
-    """A change of a table of a catalog. is_last: no question after the commit is answered either."""
+    """A change of a table of a catalog.
+
+    Attributes:
+        is_last: whether the catalog does not respond after the commit either.
+    """
 
     catalog: str
     version: int
@@ -58,7 +62,7 @@ SLICE = [
 
 @pytest.fixture(scope="module")
 def stages() -> dict[tuple[int, str], Stage]:
-    """The tables that were asked for so far, by version and mode."""
+    """Return the tables that tests have requested, by version and mode."""
     return {}
 
 

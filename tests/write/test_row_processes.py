@@ -1,6 +1,6 @@
-"""Processes that change rows of one table are killed and started again: every change is whole, and made once.
+"""Processes that change rows of one table are killed and restarted: every change is complete, and made once.
 
-Only with SPARKMETA_SOAK=1: each process takes some seconds to begin.
+The tests run only with SPARKMETA_SOAK=1, since each process takes some seconds to start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST = 1800
 
 
 class Worker:
-    """A process that changes rows, and the log of what it says."""
+    """A process that changes rows, and the log of its output."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.log = folder / f"worker-{number}.log"
@@ -81,7 +81,7 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
             assert time.monotonic() < end, "the processes hang"
             time.sleep(chance.uniform(0.1, 1.5))
             worker = chance.choice(workers)
-            # Some time after it has told that it begins a change.
+            # Some time after it has printed that it begins a change.
             may_kill = killed < KILLS and worker.said > worker.begun and chance.random() < 0.3
             if may_kill and worker.process.poll() is None:
                 worker.kill()
@@ -110,7 +110,7 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """The URL of the master of a cluster."""
+    """Yield the URL of the master of a cluster."""
     with standalone_cluster(tmp_path) as master:
         yield master
 
@@ -118,9 +118,9 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.skipif(not SOAK, reason="takes a minute: SPARKMETA_SOAK=1 runs it")
 @pytest.mark.parametrize("kind", ["fails", "hangs"])
 def test_tasks_are_tried_twice(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
-    """An attempt of a task fails, or hangs and loses to a speculative one: no row is there twice.
+    """An attempt of a task fails, or loses to a speculative one.
 
-    A file that is left is an orphan.
+    No row is doubled, and a left-over file is an orphan.
     """
     master = "local[2, 3]" if kind == "fails" else request.getfixturevalue("cluster")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Types of rows in memory: what the driver takes of Arrow, pandas and the Arrow stream interface, without a session."""
+"""Types of rows in memory: the driver reads Arrow, pandas and the Arrow stream interface, without a session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NOON, NANOS = time(12, 0, 0, 5), 1_700_000_000_123_456_789
 KEY = uuid.UUID(int=5)
 ZONED = pa.timestamp("ms", "Europe/Oslo")
 TIMES = pa.array([[NOON, None]], pa.large_list(pa.time64("us")))
-# Type of a column -> rows in memory, and the value that its file has.
+# Type of a column -> rows in memory, and the value in the file.
 TAKEN: list[tuple[IcebergType, pa.Array, Any]] = [
     (IntegerType(), pa.array([200], pa.uint8()), 200),
     (LongType(), pa.array([2**32 - 1], pa.uint32()), 2**32 - 1),

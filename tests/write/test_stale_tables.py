@@ -1,4 +1,4 @@
-"""Writes by a `Table` of a version that an expiry has since cleaned up."""
+"""Writes by a `Table` of a version that has since been cleaned up by an expiry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def expired(table: sm.Table) -> sm.Table:
-    """The table with its last snapshot only, and without schemas and specs that this does not need."""
+    """Expire all but the last snapshot, and the schemas and specs that it does not need."""
     older_than = int(time.time() * 1000) + 1_000
     plan = table.refresh().maintenance.expire_snapshots(older_than=older_than, clean_expired_metadata=True)
     return plan.commit()
@@ -42,7 +42,7 @@ def rows_of(table: sm.Table) -> list[tuple[object, ...]]:
 def test_files_of_a_removed_partition_spec(
     version: int, written_before: bool, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Metadata trees keep all specs, so that only there the commit is possible."""
+    """Metadata trees keep all specs, so that only their commit succeeds."""
     stale = new_table(spark, tmp_path, version)
     transaction = stale.transaction()
     if written_before:
@@ -74,7 +74,7 @@ def test_rewritten_files_of_a_removed_partition_spec(version: int, spark: SparkS
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_equality_deletes_of_a_dropped_column(version: int, spark: SparkSession, tmp_path: Path) -> None:
-    """An expiry keeps a schema that has the column, by which the delete's values are compared."""
+    """An expiry keeps a schema with the column, by which the delete's values are compared."""
     table = new_table(spark, tmp_path, version, UNPARTITIONED_PARTITION_SPEC).append(frame(spark, ordinary(0, 8)))
     table = table.equality_delete(frame(spark, ordinary(0, 2)).select("n"), ["n"])
     table.update_schema().delete_column("n").commit()
@@ -101,7 +101,7 @@ def test_equality_deletes_of_a_column_whose_schema_is_removed(
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_an_expired_snapshot(version: int, spark: SparkSession, tmp_path: Path) -> None:
-    """The first attempt would read the manifests of a snapshot that are gone."""
+    """The first attempt would read the deleted manifests of a snapshot."""
     stale = new_table(spark, tmp_path, version, BY_PART).append(frame(spark, ordinary(0, 4)))
     table = expired(stale.append(frame(spark, ordinary(4, 8))))
     assert len(table.metadata.snapshots) == 1

@@ -1,6 +1,6 @@
-"""Write, audit, publish: what a session stages or writes to a branch of its own, beside Iceberg's Spark writer.
+"""Write, audit, publish: a session stages changes or writes to a branch, compared with Iceberg's Spark writer.
 
-Each operation is done here with an idempotency key, too, so that its repetitions are seen.
+Each operation also runs with an idempotency key, so that repetitions are detected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAP = {"write.wap.enabled": "true"}
 JAVA_ERRORS = (Py4JJavaError, PySparkException)
 BASE: Rows = [(i, "ab"[i % 2], i) for i in range(8)]
 NEW: Rows = [(100, "b", 1), (102, "b", 2)]
-# A request for all rows of the current snapshot.
+# A request to plan all rows of the current snapshot.
 PLAN = PlanRequest(AlwaysTrue(), "true", None, None, False, True, None, None, None)
 KEYED: Rows = [(0, "a", -1), *NEW]
 
@@ -246,7 +246,7 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
     theirs, ours = twins(
         spark, f"wap_{version}", "id bigint, part string", "part", version=version, properties=WAP | MERGE_ON_READ
     )
-    # Java's totals start from nothing in the first snapshot of a branch, although it has all files of main.
+    # Java's totals start at 0 in the first snapshot of a branch, although it has all files of main.
     totals = {f"total-{what}" for what in ("records", "data-files", "delete-files", "position-deletes")}
     ignored = frozenset({"manifests-created", "manifests-kept", "manifests-replaced", *totals})
 
@@ -314,7 +314,7 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
     assert our == java
     with pytest.raises(JAVA_ERRORS, match="non-unique"):
         theirs.call("publish_changes", "wap_id => 'w4'")
-    # Java stages a second snapshot of an id, and can't publish either.
+    # Java stages a second snapshot with the id, and then can't publish either.
     with pytest.raises(ValidationError, match=r"the snapshots .* are staged with it"):
         published(opened(theirs), "w4")
     assert published(opened(ours), "w4").current_snapshot()

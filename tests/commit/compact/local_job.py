@@ -1,4 +1,4 @@
-"""A compaction without Spark: the tasks' own functions over Arrow tables, leaves in memory."""
+"""A compaction without Spark: the tasks' own functions run on Arrow tables, with leaves in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.commit.tree_model import Reading, Store, key_of
 
 @dataclass(frozen=True)
 class LocalFrame:
-    """As much of a DataFrame as the jobs of data leaves need."""
+    """The part of a DataFrame's interface that the jobs of data leaves use."""
 
     table: pa.Table
     sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2"))  # noqa: N815
@@ -56,7 +56,7 @@ EMPTY = pa.table({"group": pa.array([], pa.int32()), "leaf": pa.array([], pa.bin
 
 @dataclass(frozen=True)
 class Memory:
-    """Reads and writes the leaves of a store, which has them as tables, by way of their bytes."""
+    """The leaves of a store, which are tables, read and written as bytes."""
 
     store: Store
     stats: Mapping[int, str]
@@ -99,7 +99,7 @@ class LocalJob(RewriteJob):
         return replace(super().form, writer=self.memory)
 
     def deletes(self, group: Group, data: Sequence[Rewritten]) -> Rewritten:
-        """Delete leaves, grouped by the data leaves that hold their files."""
+        """Return delete leaves, grouped by the data leaves that contain their files."""
         rewriting = self.rewriting(group.leaves)
         leaves = rewriting.live_entries(self._leaf_sources(group.leaves))
         entries = pa.concat_tables([rewriting.form.schema.empty_table(), *leaves, self.files(group)])
@@ -137,7 +137,7 @@ _OWNED = ["content_type", "referenced_file", "partition_spec_id"]
 def local_rewrite(
     scope: Scope, choice: CompactionGroups, store: Store, stats: Mapping[int, str], name: str
 ) -> list[Rewritten]:
-    """The groups of a choice rewritten."""
+    """Rewrite the groups of a choice."""
     memory = Memory(store, stats)
     metadata = SimpleNamespace(location="/t", properties={})
     types = TreeTypes(stats, frozenset(stats), {}, dict.fromkeys(scope.sources, ()))
@@ -158,7 +158,7 @@ def local_rewrite(
 
 
 def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterable[str] = ()) -> Rebased:
-    """`fold` without Spark: this process finds removed entries in the new leaves."""
+    """Run `fold` without Spark: this process finds removed entries in the new leaves."""
 
     def masks(
         _: Any, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]

@@ -1,4 +1,4 @@
-"""What a compaction chooses, from roots written by hand."""
+"""The choice of leaves to compact, from roots written by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = {"status": 0, "snapshot_id": 1, "sequence_number": 1, "file_sequence_n
 def leaf(
     name: str, size: int, lower: int | None, upper: int | None, entries: int = 100, masked: int = 0, **values: Any
 ) -> list[dict[str, Any]]:
-    """A data leaf, and its deletion vector if some of it is masked."""
+    """Return a data leaf, and its deletion vector if some of it is masked."""
     added = values.pop("added", True)
     counts = {"added_files_count": entries * added, "existing_files_count": entries * (not added)}
     bounds = {"lower_bound": lower, "upper_bound": upper, "value_count": entries, "null_value_count": 0}
@@ -67,7 +67,7 @@ def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
 
 
 def groups_of(tree: Scope, choice: CompactionGroups) -> list[tuple[list[str], int, bool]]:
-    """For each group: its leaves and files, the number of new leaves, and whether tasks exchange entries."""
+    """Return the leaves and files, the number of new leaves, and whether tasks exchange entries, of each group."""
     names = tree.root.table.column("location").to_pylist()
     return [([names[place] for place in (*group.leaves, *group.files)], group.parts, group.exchanged)
             for group in choice.groups]  # fmt: skip

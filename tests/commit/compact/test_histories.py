@@ -1,6 +1,6 @@
-"""Compactions at any point of random histories, with commits of others between reading and committing, on the model.
+"""Compactions at any point of random histories, with commits between reading and committing, on the model.
 
-SPARKMETA_SOAK=1 runs 5,000 histories. The Spark jobs have tests of their own; here tasks run in this process.
+SPARKMETA_SOAK=1 runs 5,000 histories. Other tests run the Spark jobs; here, tasks run in this process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
 
 
 def check_choice(scope: Scope, choice: CompactionGroups) -> None:
-    """Each place is chosen at most once, is usable, and the choice is within the cap."""
+    """Check that each entry is chosen at most once and usable, and that the choice is within the cap."""
     places = [place for group in choice.groups for place in (*group.leaves, *group.files)]
     assert len(set(places)) == len(places)
     assert set(places) <= scope.usable
@@ -70,7 +70,7 @@ def check_choice(scope: Scope, choice: CompactionGroups) -> None:
 
 
 def compact(writer: Writer, others: int) -> None:
-    """A compaction that reads the table, and is committed after some commits of others."""
+    """Make a compaction that reads the table, and is committed after some concurrent commits."""
     scope = random_scope(writer)
     choice = choose(scope) if writer.rng.random() < 0.8 else choose_merges(scope)
     check_choice(scope, choice)
@@ -100,7 +100,10 @@ def apply(writer: Writer, done: list[Any]) -> None:
 
 
 def check_affinity(reading: Reading) -> None:
-    """Vectors in an affiliated leaf belong to live files of its data leaf, the only place where readers look."""
+    """Check that vectors in an affiliated leaf belong to live files of its data leaf.
+
+    Readers look for the vectors of other files elsewhere.
+    """
     leaves = {row["location"]: row for row in reading.of(*LEAVES)}
     for row in leaves.values():
         owner = row["referenced_file"]
@@ -126,7 +129,7 @@ def test_compactions_in_histories(seed: int) -> None:
 @ROUNDS
 @given(st.integers(0, 2**63 - 1))
 def test_two_compactors(seed: int) -> None:
-    """Both read one root; the second leaves alone what the first has rewritten."""
+    """Both read one root. The second leaves alone the leaves that the first has rewritten."""
     writer = Writer(random.Random(seed))
     for _ in range(writer.rng.randrange(3, 9)):
         commit(writer)
@@ -145,7 +148,7 @@ def test_two_compactors(seed: int) -> None:
 @ROUNDS
 @given(st.integers(0, 2**63 - 1))
 def test_runs_end(seed: int) -> None:
-    """Whatever the cap, so many runs later there is nothing left to do."""
+    """Whatever the cap, nothing is left to do after that number of runs."""
     writer = Writer(random.Random(seed))
     for _ in range(writer.rng.randrange(3, 12)):
         commit(writer)

@@ -1,4 +1,4 @@
-"""Where leaves lie along their clustering columns, held against counting by hand."""
+"""The ranges of leaves along their clustering columns, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
 
 
 def pairs(spans: LeafRanges) -> set[tuple[int, int]]:
-    """The pairs of leaves that overlap, by comparing every two intervals."""
+    """Return the pairs of leaves that overlap, by comparing every two intervals."""
     both = list(zip(spans.lower.tolist(), spans.upper.tolist(), strict=True))
     return {(i, j) for i, j in combinations(range(len(both)), 2) if overlap(both[i], both[j])}
 

@@ -1,4 +1,4 @@
-"""What becomes of a compaction when others have committed since it read: entry by entry, on the model."""
+"""Compactions that are committed after concurrent commits, entry by entry, on the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Table:
-    """A leaf of the files a to d, and the files e and f in the root."""
+    """A table with a leaf of the files a to d, and the files e and f in the root."""
 
     def __init__(self) -> None:
         self.writer = Writer(random.Random(0))
@@ -52,7 +52,7 @@ class Table:
         return change_set(Reading(rows_of(new.table), writer.store), before)
 
     def compaction(self) -> list[Any]:
-        """Everything, as one group of data, and one of deletes if there are any."""
+        """Return a compaction of everything, as one group of data, and one of deletes if there are any."""
         leaves, files, vectors = (
             tuple(self.root.of(kinds).column("ordinal").to_pylist())
             for kinds in (LEAVES, [ContentType.DATA], [ContentType.POSITION_DELETES])
@@ -64,7 +64,7 @@ class Table:
         return local_rewrite(scope, choice, self.writer.store, self.writer.stats, self.writer.name("c"))
 
     def live(self) -> dict[str, int]:
-        """Names and sequence numbers."""
+        """Return names and sequence numbers of the live files."""
         live = self.writer.reading.live()
         return {key.location.rpartition("/")[2]: seen.sequence_number for key, seen in live.items()}
 
@@ -115,7 +115,7 @@ def test_a_group_of_a_leaf_that_is_gone_is_left_out() -> None:
 
 
 def test_a_group_whose_removed_entries_live_again_is_left_out() -> None:
-    """After a rollback, for example: the new leaves lack those entries."""
+    """After a rollback, for example, the new leaves lack those entries."""
     table = Table()
     leaf, before = table.leaf["location"], table.root
     table.commit(masks={leaf: PositionBitmap.of([0])})
@@ -132,7 +132,7 @@ def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
 
 
 def test_a_vector_of_a_file_that_others_put_into_a_leaf_belongs_to_no_leaf() -> None:
-    """The file e, which the compaction wrote too, is masked there: beside that leaf its vector would be lost."""
+    """The compaction has written the file e too, but it is masked there: a vector beside that leaf would be lost."""
     table = Table()
     place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     owned, other = (

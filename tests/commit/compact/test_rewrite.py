@@ -1,4 +1,4 @@
-"""What one task of a compaction takes."""
+"""The sizes of the inputs of a compaction's tasks."""
 
 from __future__ import annotations
 
