@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import fastavro
@@ -209,12 +209,18 @@ def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
     if text is None:
         raise CorruptFileError(location, "avro.schema", None, "the header has no schema")
     try:
-        schema = json.loads(text)
+        schema = _parsed(text)
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(location, "avro.schema", text[:80].decode("utf-8", "replace"), str(error)) from error
     if not isinstance(schema, dict):
         raise CorruptFileError(location, "avro.schema", schema, "not a record schema")
     return schema
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: bytes) -> Any:
+    """Parse JSON. Manifests of a table share few schemas; no caller changes one."""
+    return json.loads(text)
 
 
 def read_blocks(data: Data, header: Header, location: str) -> Iterator[Block]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -119,37 +120,53 @@ def decode_records(
         CorruptFileError: see `decode_manifest`.
         UnsupportedError: an unsupported Avro codec.
     """
-    header = manifest_header(data, part, projection)
-    schema = schema_that_fits(data, header, part.location)
+    header = read_header(data, part.location)
+    schema = writer_schema(data, part, header, projection)
     refuse_foreign_tuples(data, part, header, schema, projection)
     for first_ordinal, records in _records(data, part, header, schema, projection):
         yield pa.array(np.arange(first_ordinal, first_ordinal + len(records))), records
 
 
-def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection) -> Header:
-    """Return the header of a manifest, with a canonical schema in which partition fields have unique ids."""
-    header, ids = read_header(data, part.location), projection.unique_ids(part.spec_id)
-    names = {name: id_in_spec for id_in_spec, _, name in projection.tuple_of(part.spec_id)}
-    schema = canonical_schema(header.schema, part.location, manifest_fields(names))
-    return replace(header, schema=with_partition_ids(schema, ids) if ids else schema)
+def writer_schema(data: Data, part: ManifestPart, header: Header, projection: EntryProjection) -> ManifestSchema:
+    """Return the schema of a manifest with unique ids of partition fields.
 
-
-def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
-    """Return the writer's schema, or its `bytes_for_fixed` if only that matches the blocks.
-
-    The first block that matches only one of them decides. Blocks whose partition values are null match both.
+    It is the declared schema, or its `bytes_for_fixed` if only that matches the blocks. The first block that matches
+    only one of them decides. Blocks whose partition values are null match both.
     """
-    schema = manifest_schema(header.schema, location)
-    schema_with_bytes = bytes_for_fixed(header.schema)
-    if schema_with_bytes is None:
-        return schema
-    candidates = (schema, manifest_schema(schema_with_bytes, location))
-    for block in read_blocks(data, header, location):
-        inflated = inflate(data, block, header, location)
+    declared = _Declared(header.metadata["avro.schema"], projection.tuple_of(part.spec_id), part.location)
+    candidates = _candidates(declared)
+    for block in read_blocks(data, header, part.location) if len(candidates) > 1 else ():
+        inflated = inflate(data, block, header, part.location)
         fitting = [candidate for candidate in candidates if _fits(candidate, inflated, block)]
         if len(fitting) < len(candidates):
-            return fitting[0] if fitting else schema
-    return schema
+            return (fitting or candidates)[0]
+    return candidates[0]
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A schema in the header of manifests.
+
+    Attributes:
+        text: the schema.
+        partition: the fields of the manifests' partition spec; see `SpecTuples`.
+        location: a manifest with the schema, for errors.
+    """
+
+    text: bytes
+    partition: tuple[tuple[int, int, str], ...]
+    location: str = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _candidates(declared: _Declared) -> tuple[ManifestSchema, ...]:
+    """Return the declared schema, and its `bytes_for_fixed` if that differs. Resolving them takes a millisecond."""
+    ids_by_name = {name: id_in_spec for id_in_spec, _, name in declared.partition}
+    schema = canonical_schema(json.loads(declared.text), declared.location, manifest_fields(ids_by_name))
+    unique_ids = {id_in_spec: unique_id for id_in_spec, unique_id, _ in declared.partition}
+    schema = with_partition_ids(schema, unique_ids)
+    schemas = (schema, bytes_for_fixed(schema))
+    return tuple(manifest_schema(candidate, declared.location) for candidate in schemas if candidate is not None)
 
 
 def refuse_foreign_tuples(
@@ -167,8 +184,11 @@ def refuse_foreign_tuples(
     foreign = sorted(schema.partition_fields - ids)
     if not foreign or part.spec_id not in dict(projection.spec_tuples):
         return
-    reader_schema = schema.projected({0, 100}.__contains__, foreign.__contains__)
-    for _, records in record_batches(data, part_blocks(data, part, header), header, schema, reader_schema):
+    reader_schema, blocks = (
+        schema.projected({0, 100}.__contains__, foreign.__contains__),
+        part_blocks(data, part, header),
+    )
+    for _, records in record_batches(data, blocks, header, schema, reader_schema, part.location):
         for record in records:
             file = record["f2"]
             values = (file and file["f102"]) or {}
@@ -184,7 +204,7 @@ def refuse_foreign_tuples(
 
 def _fits(schema: ManifestSchema, inflated: bytes | bytearray, block: Block) -> bool:
     try:
-        deque(_decode_block(inflated, block, schema, None), maxlen=0)
+        deque(_decode_block(inflated, block, schema, None, ""), maxlen=0)
     except CorruptFileError:
         return False
     return True
@@ -197,12 +217,17 @@ def _records(
     blocks = part_blocks(data, part, header)
     compiled = None
     if compiler.pays_for(len(data) // part.parts):
-        compiled = _compiled_records(data, blocks, header, schema, projection)
-    yield from compiled or _fastavro_records(data, blocks, header, schema, projection)
+        compiled = _compiled_records(data, blocks, header, schema, projection, part.location)
+    yield from compiled or _fastavro_records(data, blocks, header, schema, projection, part.location)
 
 
 def _compiled_records(
-    data: Data, blocks: Iterator[Block], header: Header, schema: ManifestSchema, projection: EntryProjection
+    data: Data,
+    blocks: Iterator[Block],
+    header: Header,
+    schema: ManifestSchema,
+    projection: EntryProjection,
+    location: str,
 ) -> Iterator[tuple[int, RawRecords]] | None:
     """Return the records that a compiled program decodes; None if the schema can't be compiled."""
     from sparkmeta.avro.program import compiled_records
@@ -210,11 +235,16 @@ def _compiled_records(
     program = program_of(schema, projection)
     if program is None:
         return None
-    return compiled_records(data, blocks, header, program, schema.location, BATCH_RECORDS)
+    return compiled_records(data, blocks, header, program, location, BATCH_RECORDS)
 
 
-def program_of(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program | None:
+def program_of(schema: ManifestSchema, projection: EntryProjection, marks: tuple[int, ...] = ()) -> Program | None:
     """Return the compiled program; None if the schema can't be compiled. See `compile_program`."""
+    return _program_of(schema, replace(projection, entry_filter=None), marks)
+
+
+@lru_cache(maxsize=64)
+def _program_of(schema: ManifestSchema, projection: EntryProjection, marks: tuple[int, ...]) -> Program | None:
     from sparkmeta.avro.program import NotCompilable, compile_program
 
     try:
@@ -224,12 +254,17 @@ def program_of(schema: ManifestSchema, projection: EntryProjection, marks: Seque
 
 
 def _fastavro_records(
-    data: Data, blocks: Iterator[Block], header: Header, schema: ManifestSchema, projection: EntryProjection
+    data: Data,
+    blocks: Iterator[Block],
+    header: Header,
+    schema: ManifestSchema,
+    projection: EntryProjection,
+    location: str,
 ) -> Iterator[tuple[int, RawRecords]]:
     reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     few_keys = len(projection.stats) <= FEW_KEYS
-    for first_ordinal, records in record_batches(data, blocks, header, schema, reader_schema):
-        yield first_ordinal, AvroRecords(records, schema, few_keys)
+    for first_ordinal, records in record_batches(data, blocks, header, schema, reader_schema, location):
+        yield first_ordinal, AvroRecords(records, schema, location, few_keys)
 
 
 def _decodes_maps(projection: EntryProjection) -> bool:
@@ -248,15 +283,17 @@ class AvroRecords:
     """`RawRecords` over records of fastavro.
 
     Args:
+        location: the manifest, for errors.
         few_keys: whether to search maps for keys instead of making dicts.
     """
 
-    def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
+    def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, location: str, few_keys: bool) -> None:
         self._records = records
         self._files = [record["f2"] for record in records]
         if None in self._files:
-            raise CorruptFileError(schema.location, "data_file", None, "the field is required")
+            raise CorruptFileError(location, "data_file", None, "the field is required")
         self._schema = schema
+        self._location = location
         self._few_keys = few_keys
         self._lookups = cache(self._lookup)
 
@@ -280,10 +317,10 @@ class AvroRecords:
         if type_name == ANY:
             values = [value if value is None else as_text(value) for value in values]
         if pa.types.is_decimal(kind):
-            return typed_values(self._array(values, pa.binary(), name), type_name, self._schema.location, name)
+            return typed_values(self._array(values, pa.binary(), name), type_name, self._location, name)
         if self._schema.holds_days(field_id, type_name):
             days = self._array(values, pa.int32(), name).view(pa.date32())
-            return promoted_values(days, type_name, self._schema.location, name)
+            return promoted_values(days, type_name, self._location, name)
         storage = _STORAGE.get(kind.id)
         return self._array(values, storage, name).view(kind) if storage else self._array(values, kind, name)
 
@@ -303,7 +340,7 @@ class AvroRecords:
 
     def taken(self, indices: np.ndarray[Any, Any]) -> AvroRecords:
         records = [self._records[index] for index in indices.tolist()]
-        return AvroRecords(records, self._schema, self._few_keys)
+        return AvroRecords(records, self._schema, self._location, self._few_keys)
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:
         return [dict(items or ()) for items in self._maps(map_id)]
@@ -312,16 +349,14 @@ class AvroRecords:
         try:
             return [map_items(file[f"f{map_id}"]) for file in self._files]
         except ValueError as error:
-            raise CorruptFileError(
-                self._schema.location, field_name(map_id), str(error), "a key is not an int"
-            ) from error
+            raise CorruptFileError(self._location, field_name(map_id), str(error), "a key is not an int") from error
 
     def _array(self, values: list[Any], kind: pa.DataType, field: str) -> pa.Array:
         try:
             return pa.array(values, kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             wrong = next((value for value in values if value is not None), None)
-            raise CorruptFileError(self._schema.location, field, wrong, f"not {kind}: {error}"[:200]) from error
+            raise CorruptFileError(self._location, field, wrong, f"not {kind}: {error}"[:200]) from error
 
 
 # The number types of Avro dates and times, so that Arrow does not build these from Python objects.
@@ -350,7 +385,12 @@ def map_items(value: Any) -> list[tuple[int, Any]] | None:
 
 
 def record_batches(
-    data: Data, blocks: Iterable[Block], header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
+    data: Data,
+    blocks: Iterable[Block],
+    header: Header,
+    schema: ManifestSchema,
+    reader_schema: dict[str, Any] | None,
+    location: str,
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield (ordinal of the first record, records). Small blocks are joined: some writers write a block per record."""
     ordinal = size = 0
@@ -358,9 +398,9 @@ def record_batches(
     for block in blocks:
         if not pending:
             ordinal, size = block.first_ordinal, 0
-        inflated = inflate(data, block, header, schema.location)
+        inflated = inflate(data, block, header, location)
         size += len(inflated)
-        records = _decode_block(inflated, block, schema, reader_schema)
+        records = _decode_block(inflated, block, schema, reader_schema, location)
         while chunk := list(itertools.islice(records, BATCH_RECORDS - len(pending))):
             pending.extend(chunk)
             if len(pending) == BATCH_RECORDS:
@@ -381,7 +421,11 @@ def part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Bloc
 
 
 def _decode_block(
-    inflated: bytes | bytearray, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any] | None
+    inflated: bytes | bytearray,
+    block: Block,
+    schema: ManifestSchema,
+    reader_schema: dict[str, Any] | None,
+    location: str,
 ) -> Iterator[dict[str, Any]]:
     stream = io.BytesIO(inflated)
     try:
@@ -391,7 +435,7 @@ def _decode_block(
         raise
     except Exception as error:
         problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
-        raise CorruptFileError(schema.location, "block", block.offset, problem) from error
+        raise CorruptFileError(location, "block", block.offset, problem) from error
     if stream.tell() != len(inflated):
         problem = f"{len(inflated) - stream.tell()} bytes after its last record"
-        raise CorruptFileError(schema.location, "block", block.offset, problem)
+        raise CorruptFileError(location, "block", block.offset, problem)

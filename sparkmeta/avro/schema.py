@@ -47,9 +47,9 @@ _SMALLEST = {"null": 0, "float": 4, "double": 8}
 Keep = Callable[[int], bool]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ManifestSchema:
-    """The schema of a manifest's entries.
+    """The schema of a manifest's entries. Manifests with the same schema share it.
 
     Attributes:
         entry: the record schema with fields named by id.
@@ -66,7 +66,6 @@ class ManifestSchema:
     file_fields: frozenset[int]
     partition_fields: frozenset[int]
     partition_ints: frozenset[int]
-    location: str
 
     def holds_days(self, field_id: int, type_name: str) -> bool:
         """Return whether values of a partition field are dates from before their promotion to its type.
@@ -101,7 +100,7 @@ class ManifestSchema:
             else {**field, "type": _map_record(field["type"], prune_file)}
             for field in entry["fields"]
         ]
-        return parse({**entry, "fields": fields}, self.location)
+        return parse({**entry, "fields": fields}, "")
 
 
 def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
@@ -127,7 +126,6 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
         frozenset(map(field_id_of, file_record["fields"])),
         frozenset(map(field_id_of, partition_fields)),
         frozenset(field_id_of(field) for field in partition_fields if _is_int(field["type"])),
-        location,
     )
 
 

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.avro.container import Data
-from sparkmeta.avro.decode import decode_records, manifest_header
-from sparkmeta.avro.schema import manifest_schema
+from sparkmeta.avro.container import Data, read_header
+from sparkmeta.avro.decode import decode_records, writer_schema
 from sparkmeta.columns.bounds import bound_arrow_type, inverted
 from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.entries.locations import with_locations
@@ -340,7 +339,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
         table = table.append_column(CONTENT_STATS, _stats_column(stats, types.stats, len(table)))
     if part.parts == 1:
         table = table.append_column(ROW_ID_OFFSET.name, ids)
-    schema = manifest_schema(manifest_header(data, part, projection).schema, part.location)
+    schema = writer_schema(data, part, read_header(data, part.location), projection)
     leaf_types = CacheTypes(
         manifests_folder(part.location),
         _with_untyped(types.stats, _keys(maps.values())),

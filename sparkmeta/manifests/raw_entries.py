@@ -18,19 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import Data
+from sparkmeta.avro.container import Data, read_header
 from sparkmeta.avro.decode import (
     BATCH_RECORDS,
     AvroRecords,
     as_text,
     compiler,
-    manifest_header,
     map_items,
     part_blocks,
     program_of,
     record_batches,
     refuse_foreign_tuples,
-    schema_that_fits,
+    writer_schema,
 )
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
 from sparkmeta.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
@@ -90,12 +89,12 @@ def encoded_entries(
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
         UnsupportedError: an unsupported Avro codec.
     """
-    header = manifest_header(data, part, projection)
-    schema = schema_that_fits(data, header, part.location)
+    header = read_header(data, part.location)
+    schema = writer_schema(data, part, header, projection)
     refuse_foreign_tuples(data, part, header, schema, projection)
     blocks = part_blocks(data, part, header)
     builder = EntryBuilder(part, projection)
-    copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
+    copying = _copying(schema, form, part.location) if compiler.pays_for(len(data) // part.parts) else None
     if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
         from sparkmeta.avro.program import compiled_records
 
@@ -105,11 +104,10 @@ def encoded_entries(
             entries = records.copied(indices, numbers, divided=copying.divided, zeros=copying.zeros)
             yield batch.append_column(ENTRY, _with_status(entries, batch))
         return
-    encoder = _Encoder(schema, form)
-    for first_ordinal, rows in record_batches(data, blocks, header, schema, None):
-        batch, indices = _entries_to_write(
-            builder, first_ordinal, AvroRecords(rows, schema, few_keys=True), removed, changed_by
-        )
+    encoder = _Encoder(schema, form, part.location)
+    for first_ordinal, rows in record_batches(data, blocks, header, schema, None, part.location):
+        records = AvroRecords(rows, schema, part.location, few_keys=True)
+        batch, indices = _entries_to_write(builder, first_ordinal, records, removed, changed_by)
         entries = encoder.entries([rows[index] for index in indices], _numbers(batch, form))
         yield batch.append_column(ENTRY, _with_status(entries, batch))
 
@@ -166,11 +164,11 @@ class _Copying(NamedTuple):
     zeros: int
 
 
-def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
+def _copying(schema: ManifestSchema, form: ManifestFormat, location: str) -> _Copying | None:
     """Return how to copy a data_file; None if the writer's schema encodes it differently from the new manifest."""
     if _day_units(schema, form):
         return None
-    new_fields, old_fields = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
+    new_fields, old_fields = (_shapes(entry, location) for entry in (form.encoded, schema.entry))
     new_ids, old_ids = [field_id for field_id, _ in new_fields], [field_id for field_id, _ in old_fields]
     divided = _ROW_ID in new_ids
     row_id_index = new_ids.index(_ROW_ID) if divided else len(old_fields)
@@ -217,11 +215,11 @@ def _is_optional(shape: Any) -> bool:
 class _Encoder:
     """Encodes entries that fastavro decoded with the new manifest's schema."""
 
-    def __init__(self, schema: ManifestSchema, form: ManifestFormat) -> None:
-        self._location = schema.location
+    def __init__(self, schema: ManifestSchema, form: ManifestFormat, location: str) -> None:
+        self._location = location
         self._numbers = [f"f{field_id}" for field_id in form.numbers]
-        self._writer = parse(form.encoded, schema.location)
-        record = record_of(form.encoded, DATA_FILE_FIELD_ID, schema.location)
+        self._writer = parse(form.encoded, location)
+        record = record_of(form.encoded, DATA_FILE_FIELD_ID, location)
         assert record is not None
         self._fields = [field_id_of(field) for field in record["fields"]]
         partition = next(field["type"] for field in record["fields"] if field_id_of(field) == PARTITION_FIELD_ID)

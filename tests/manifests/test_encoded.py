@@ -144,7 +144,7 @@ def test_layouts_that_are_copied(chance: Random, versions: tuple[int, int]) -> N
 
 
 def check(data: bytes, schema: dict[str, Any], form: ManifestFormat, copied: bool | None) -> None:
-    assert copied in {None, raw_entries._copying(manifest_schema(schema, LOCATION), form) is not None}
+    assert copied in {None, raw_entries._copying(manifest_schema(schema, LOCATION), form, LOCATION) is not None}
     try:
         slow = entries_of(data, form, compiled=False)
     except CorruptFileError as error:

@@ -1,4 +1,4 @@
-"""Filters whose literals are beyond the range of the column's type, or infinite, are compared with row by row evaluation."""
+"""Compare filters with literals beyond the range of the column's type, or infinite, with evaluation row by row."""
 
 from __future__ import annotations
 
