@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -238,13 +238,9 @@ def _compiled_records(
     return compiled_records(data, blocks, header, program, location, BATCH_RECORDS)
 
 
+@lru_cache(maxsize=64)
 def program_of(schema: ManifestSchema, projection: EntryProjection, marks: tuple[int, ...] = ()) -> Program | None:
     """Return the compiled program; None if the schema can't be compiled. See `compile_program`."""
-    return _program_of(schema, replace(projection, entry_filter=None), marks)
-
-
-@lru_cache(maxsize=64)
-def _program_of(schema: ManifestSchema, projection: EntryProjection, marks: tuple[int, ...]) -> Program | None:
     from sparkmeta.avro.program import NotCompilable, compile_program
 
     try:
