@@ -40,7 +40,7 @@ class Kind(Enum):
 
 
 class Killed(BaseException):
-    """The process is dead: no `except Exception` of its sees this, and no file operation works any more."""
+    """The process is dead: no `except Exception` catches this, and every later file operation fails."""
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_a_file_that_spark_can_not_read_is_named(text: str, kind: type[Exception
         ("ModuleNotFoundError: No module named 'sparkmeta'", SessionError, "No module named 'sparkmeta': install"),
     ],
 )
-def test_what_stops_a_python_worker_is_told(last: str, kind: type[Exception], message: str) -> None:
+def test_errors_of_python_workers_are_explained(last: str, kind: type[Exception], message: str) -> None:
     text = _IN_PYTHON.format(name="_").replace(
         "sparkmeta.errors._: s3://b/f.avro: manifest_length is 3: too short", last
     )

@@ -196,7 +196,7 @@ def test_a_filter_is_bound_when_it_is_given(spark: SparkSession, table: sm.Table
     assert table.scan("key = 1").filter("key < 5").count_files() == 1
 
 
-def test_what_is_no_version(table: sm.Table) -> None:
+def test_invalid_versions(table: sm.Table) -> None:
     with pytest.raises(sm.InvalidArgumentError, match=r"at is 12345: expected a TableVersion; scan\(snapshot_id=...\)"):
         table.at(12345)  # type: ignore[arg-type]
 

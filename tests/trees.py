@@ -46,7 +46,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "part", StringT
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a root or a leaf, without its version; `row` as of `tree_schema`."""
+    """An entry of a root or a leaf without its version; `row` has the fields of `tree_schema`."""
 
     row: Mapping[str, Any]
     status: Status = Status.ADDED
@@ -57,7 +57,7 @@ class Entry:
         return str(self.row["location"])
 
     def existing(self, sequence: int | None = 1, snapshot_id: int | None = 1) -> Entry:
-        """The entry in a leaf that carries it: EXISTING, with the version of an earlier snapshot."""
+        """Return the entry of a leaf that carries it on: EXISTING, with the version of an earlier snapshot."""
         return self._of(Status.EXISTING, sequence, snapshot_id)
 
     def deleted(self, sequence: int | None = 1, snapshot_id: int | None = 1) -> Entry:
@@ -68,12 +68,12 @@ class Entry:
         return replace(self, status=status, version=version)
 
     def with_fields(self, **values: Any) -> Entry:
-        """The same with other values of fields, right or wrong."""
+        """Return the entry with other values of fields, valid or not."""
         return replace(self, row={**self.row, **values})
 
 
 def data(path: str, part: str | None = "a", records: int = 10, **values: Any) -> Entry:
-    """A data file; `values` win over what it would have."""
+    """Return an entry of a data file; `values` override its defaults."""
     row = {
         "content_type": int(ContentType.DATA),
         "location": path,
@@ -87,7 +87,7 @@ def data(path: str, part: str | None = "a", records: int = 10, **values: Any) ->
 
 
 def stats(part: str | None, ids: tuple[int, int] = (0, 9)) -> dict[str, Any]:
-    """content_stats of a file: of its partition, and of its ids."""
+    """Return the content_stats of a file: the bounds of its partition and of its ids."""
     lower, upper = ids
     return {
         "1": {"lower_bound": lower, "upper_bound": upper, "value_count": 10, "null_value_count": 0},
@@ -96,15 +96,19 @@ def stats(part: str | None, ids: tuple[int, int] = (0, 9)) -> dict[str, Any]:
 
 
 def equality_deletes(path: str, part: str = "a", **values: Any) -> Entry:
-    """An equality delete file of column 1."""
+    """Return an entry of an equality delete file of column 1."""
     return data(path, part, content_type=int(ContentType.EQUALITY_DELETES), equality_ids=[1], **values)
 
 
 @dataclass
 class TreeTable:
-    """A table in the making, in a folder of this machine.
+    """A table under construction in a local folder.
 
-    spec: BY_PART, or none. others: further specs. schema: of the table. types: the columns that leaves have stats of.
+    Attributes:
+        spec: BY_PART, or a spec without fields.
+        others: further specs.
+        schema: the table's schema.
+        types: the types of the columns that have stats in leaves.
     """
 
     folder: Path
@@ -125,7 +129,7 @@ class TreeTable:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def leaf(self, name: str, *entries: Entry, content: str | None = None, **values: Any) -> Entry:
-        """Write a leaf and return the root's entry for it. content: of the file, by its first entry otherwise."""
+        """Write a leaf of a content, by default that of its first entry, and return the root's entry for the leaf."""
         rows = [_row(entry, {"status": int(entry.status), **entry.version}) for entry in entries]
         table = pa.Table.from_pylist(rows, schema=tree_schema(self.types))
         is_data = entries[0].row["content_type"] == ContentType.DATA
@@ -137,7 +141,7 @@ class TreeTable:
         return Entry({**columns, **values})
 
     def mask(self, leaf: Entry, ordinals: Collection[int], *, puffin: bool = False, **values: Any) -> Entry:
-        """The deletion vector of a leaf, inline or in a Puffin file."""
+        """Return the deletion vector of a leaf, inline or in a Puffin file."""
         blob = write_deletion_vector(PositionBitmap.of(list(ordinals)))
         row: dict[str, Any] = {
             "content_type": int(ContentType.MANIFEST_DELETION_VECTOR),
@@ -152,12 +156,12 @@ class TreeTable:
         return Entry({**row, **values})
 
     def masks(self, ordinals: Mapping[int, Collection[int]], leaves: Sequence[Entry]) -> list[Entry]:
-        """The deletion vectors of leaves, by their places, in one Puffin file."""
-        entries = [self.mask(leaves[place], masked) for place, masked in ordinals.items()]
+        """Return the deletion vectors of leaves, by their indices, in one Puffin file."""
+        entries = [self.mask(leaves[index], masked) for index, masked in ordinals.items()]
         return self._together(entries, [*ordinals.values()])
 
     def vector(self, of: str, positions: Collection[int], part: str = "a", **values: Any) -> Entry:
-        """The deletion vector of a data file, in a Puffin file of its own."""
+        """Return the deletion vector of a data file, in its own Puffin file."""
         blob = write_deletion_vector(PositionBitmap.of(list(positions)))
         row = {
             "content_type": int(ContentType.POSITION_DELETES),
@@ -171,26 +175,28 @@ class TreeTable:
         return Entry({**row, **values})
 
     def vectors(self, positions: Mapping[str, Collection[int]], gap: int = 0) -> list[Entry]:
-        """The deletion vectors of data files in one Puffin file, this many bytes apart."""
+        """Return the deletion vectors of data files in one Puffin file, with `gap` bytes between them."""
         entries = [self.vector(of, deleted) for of, deleted in positions.items()]
         return self._together(entries, [*positions.values()], gap)
 
     def _together(self, entries: Sequence[Entry], positions: Sequence[Collection[int]], gap: int = 0) -> list[Entry]:
-        content, places = b"PFA1", []
+        content, regions = b"PFA1", []
         for deleted in positions:
             blob = write_deletion_vector(PositionBitmap.of(list(deleted)))
-            places.append({"offset": len(content), "size_in_bytes": len(blob)})
+            regions.append({"offset": len(content), "size_in_bytes": len(blob)})
             content += blob + bytes(gap)
         self._files += 1
         file = {"location": self._write(f"dv{self._files}.puffin", content), "file_size_in_bytes": len(content)}
-        return [entry.with_fields(**file, deletion_vector=place) for entry, place in zip(entries, places, strict=True)]
+        return [
+            entry.with_fields(**file, deletion_vector=region) for entry, region in zip(entries, regions, strict=True)
+        ]
 
     def _puffin(self, blob: bytes, of: str, count: int) -> dict[str, Any]:
         file = write_puffin([deletion_vector_blob(blob, of, count)])
         self._files += 1
         location = self._write(f"dv{self._files}.puffin", file.data)
-        place = {"offset": file.blobs[0].offset, "size_in_bytes": file.blobs[0].length}
-        return {"location": location, "file_size_in_bytes": len(file.data), "deletion_vector": place}
+        region = {"offset": file.blobs[0].offset, "size_in_bytes": file.blobs[0].length}
+        return {"location": location, "file_size_in_bytes": len(file.data), "deletion_vector": region}
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
@@ -206,8 +212,9 @@ class TreeTable:
     ) -> int:
         """Write a root, add a snapshot of it and return the snapshot's id.
 
-        parent: the snapshot before, unless another one is named; 0 for none. with_layout: whether the root names the
-        layout, as our writer's do.
+        Args:
+            parent: the parent snapshot, by default the previous one; 0 for none.
+            with_layout: whether the root names its layout, as the roots of our writer do.
         """
         number = len(self.snapshots) + 1
         rows = [self._root_row(entry, Status.EXISTING, number) for entry in existing]

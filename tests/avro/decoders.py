@@ -17,7 +17,7 @@ PART = ManifestPart(0, LOCATION, 0, ManifestContext(7, 3, 1000))
 
 
 class Always(decode.Compiler):
-    """Compiles always, or never."""
+    """A compiler that always compiles, or never."""
 
     def __init__(self, compiles: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def values_or_error(data: bytes, projection: EntryProjection, compiled: bool) ->
 
 
 def plain(array: pa.Array) -> Any:
-    """The values as Python's; dates and times, which Python has not all of, as numbers."""
+    """Return Python values, with numbers for dates and times, since Python's types don't cover Iceberg's range."""
     if pa.types.is_struct(array.type):
         return [array.is_valid().to_pylist(), *map(plain, array.flatten())]
     if pa.types.is_temporal(array.type):

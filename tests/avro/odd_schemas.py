@@ -11,12 +11,12 @@ NAMED = ("record", "fixed", "enum")
 
 
 class Oddity:
-    """Rewrites a schema at random, so that the same bytes are records of both.
+    """A random rewriter of schemas: the same bytes are records of the schema and of its result.
 
     Args:
         chance: the source of chance.
-        java: whether Iceberg's Java library must understand the result: it takes ids only from schemas that have all,
-            refuses a name with two meanings, and knows no aliases of the writer.
+        java: whether Iceberg's Java library must understand the result: it reads ids only from schemas that have all,
+            refuses a name with two meanings, and ignores aliases of the writer.
     """
 
     def __init__(self, chance: Random, *, java: bool = False) -> None:

@@ -59,7 +59,7 @@ _SIMPLE = ["null", "boolean", "int", "long", "float", "double", "bytes", "string
 
 @dataclass
 class Writer:
-    """Makes a schema, and records of it, of one source of chance."""
+    """A generator of a random schema and of its records."""
 
     chance: Random
     names: int = 0
@@ -121,7 +121,7 @@ class Writer:
         return {"type": "array", "logicalType": "map", "items": pair}
 
     def extras(self, first_id: int) -> list[dict[str, Any]]:
-        """Fields that nobody knows, of any type."""
+        """Return unknown fields of any type."""
         count = self.chance.randrange(4)
         return [avro_files.field(f"x{number}", first_id + number, self.any_type(3)) for number in range(count)]
 
@@ -158,7 +158,13 @@ class Writer:
     # Records
 
     def record(self, kind: Any, name: str = "", key: int | None = None) -> bytes:
-        """A random value of a type, encoded. name: its field. key: its key in a metrics map."""
+        """Return an encoded random value of a type.
+
+        Args:
+            kind: the Avro type.
+            name: the name of the value's field.
+            key: the key of the value in a metrics map.
+        """
         if isinstance(kind, list):
             branch = self.chance.randrange(len(kind))
             if name == "data_file":
@@ -191,7 +197,7 @@ class Writer:
         return self.record(items)
 
     def keys(self, name: str) -> list[int]:
-        """Different keys: fastavro and Arrow disagree about a map that has one twice."""
+        """Return distinct keys: fastavro and Arrow disagree about a map with a repeated key."""
         known = [*STATS_TYPES, 4, 5, 63, 64, -1, 2**31 - 1, -(2**31)]
         return self.chance.sample(known, self.chance.randrange(len(known)))
 
@@ -200,7 +206,7 @@ class Writer:
         return self.chance.randint(-edge, edge).to_bytes(size, "big", signed=True)
 
     def blocks(self, items: list[bytes]) -> bytes:
-        """Items in one block or more, some of them with their size in bytes."""
+        """Return the items in one or more Avro blocks, some of which state their size in bytes."""
         encoded = b""
         while items:
             count = self.chance.randrange(1, len(items) + 1) if self.chance.random() < 0.3 else len(items)

@@ -99,7 +99,7 @@ def test_batches_of_any_size_hold_all_records(
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 @pytest.mark.parametrize("more", [0, 9], ids=["few keys", "many keys"])
-def test_of_two_values_of_a_key_the_last_counts(compiled: bool, more: int) -> None:
+def test_the_last_of_two_values_of_a_key_counts(compiled: bool, more: int) -> None:
     file = data_file(field("value_counts", 109, pairs(119, 120, "long")))
     items = [{"key": 1, "value": 5}, {"key": 2, "value": 6}, {"key": 1, "value": 7}]
     data = avro_file(entry_schema(file), [entry(value_counts=items)])

@@ -34,7 +34,7 @@ def with_block(data: bytes, count: int, size: int, body: bytes) -> bytes:
 
 
 class File:
-    """Serves ranges of bytes, and keeps what was asked for."""
+    """A file that serves ranges of bytes and records the requests."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -47,7 +47,7 @@ class File:
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_a_long_file_is_read_in_windows(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte once, but where a block crosses an edge; no request is longer than a window, or than a block."""
+    """Bytes are read once, unless a block crosses the edge of a window. No request exceeds a window or a block."""
     monkeypatch.setattr(Windows, "SIZE", 700)
     data = avro_file(SCHEMA, RECORDS, codec)
     file = File(data)
@@ -82,7 +82,7 @@ def test_a_file_that_becomes_shorter_is_refused() -> None:
 
 
 def test_a_block_that_is_longer_than_any_is_not_read() -> None:
-    """Its frame may claim as much as the file has."""
+    """The frame of the block may claim as many bytes as the file has."""
     size = 1 << 40
     head = with_block(avro_file(SCHEMA, [], "null"), 0, 0, b"")
     header = read_header(head, "f")

@@ -89,7 +89,7 @@ def test_values_of_an_unknown_transform_are_text(kind: str, value: Any, text: st
 
 
 def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
-    """Iceberg's Java library puts a length before them, though it declares a fixed type."""
+    """Iceberg's Java library writes a length before such values, though it declares a fixed type."""
     kinds = {"fixed": {"type": "fixed", "name": "fixed_4", "size": 4}, "bytes": "bytes"}
     declared, prefixed = (
         entry_schema(data_file(partition=[field("fx", 1000, ["null", kinds[form]])])) for form in ("fixed", "bytes")
@@ -108,7 +108,7 @@ def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
 
 @pytest.mark.parametrize(("later", "expected"), [("timestamp", dt.datetime(2020, 1, 1)), ("timestamp_ns", NANOS)])  # noqa: DTZ001
 def test_partition_values_from_before_a_promotion(later: str, expected: Any) -> None:
-    """Days, which an Avro int holds, of a date that became a timestamp."""
+    """The Avro int contains the days of a date that became a timestamp."""
     schema = entry_schema(data_file(partition=[field("d", 1000, ["null", {"type": "int", "logicalType": "date"}])]))
     data, beyond = (
         avro_file(schema, [entry(partition={"d": day}) for day in days]) for days in ((18_262, None), (2**31 - 1,))

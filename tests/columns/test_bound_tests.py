@@ -1,4 +1,4 @@
-"""What a filter implies for bounds, as values; Arrow and SQL evaluate them alike."""
+"""Tests of bounds that a filter implies, which Arrow and SQL evaluate alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bound(row_filter: str) -> Any:
 
 
 def shape(tests: AllOf | None) -> Any:
-    """A test as (field id, operation, limit)."""
+    """Return a test as (field id, operation, limit)."""
     assert tests is not None
     return [
         [shape(choice) for choice in test.choices]
@@ -80,7 +80,7 @@ def test_a_file_without_a_lower_bound_is_not_judged_by_an_in() -> None:
     assert leaf_tests(bound(f"id in ({', '.join(map(str, range(201)))})")) == ()
 
 
-def test_what_is_not_of_the_limits_type_passes() -> None:
+def test_a_limit_of_another_type_decides_nothing() -> None:
     test = BoundTest(BELOW, 1, "long", upward=False, inclusive=True, limit="no number")
     assert test.passes(lambda *_: pa.array([1, 2])) is None
     assert AllOf((test,)).passes(lambda *_: None) is None

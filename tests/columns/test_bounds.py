@@ -44,7 +44,7 @@ def test_equals_pyiceberg(column: tuple[t.PrimitiveType, list[bytes | None]], st
 @ROUNDS
 @given(columns(), st.integers(0, 3))
 def test_encoding_is_the_inverse(column: tuple[t.PrimitiveType, list[bytes | None]], start: int) -> None:
-    """The bytes are pyiceberg's; of decimals in as few bytes as hold the value (table spec, Appendix D)."""
+    """The bytes equal pyiceberg's. A decimal has the fewest bytes that hold its value (table spec, Appendix D)."""
     primitive, values = column
     encoded = encode_bounds(decode_bounds(binary(*values), str(primitive)).slice(start))
     assert encoded.type == pa.binary()
@@ -140,7 +140,7 @@ def test_promoted_and_present_widths_in_one_column() -> None:
         ("timestamp", b"\xff\xff\xff\x7f"),
     ],
 )
-def test_refuses_what_is_no_value(name: str, value: bytes) -> None:
+def test_invalid_values_are_refused(name: str, value: bytes) -> None:
     with pytest.raises(ValueError, match="0x") as refused:
         decode_bounds(binary(None, value), name)
     assert value.hex() in str(refused.value)

@@ -38,7 +38,7 @@ FILTERS = (
 
 
 @pytest.mark.parametrize("expression", FILTERS, ids=str)
-def test_what_clients_send_is_what_they_mean(expression: e.BooleanExpression):
+def test_expressions_that_clients_send(expression: e.BooleanExpression):
     parsed = expression_from_json(json.loads(filter_json(expression)))
     assert expression_to_json(bind_filter(parsed, SCHEMA)) == expression_to_json(bind_filter(expression, SCHEMA))
 
@@ -80,7 +80,7 @@ def test_transforms():
 
 
 @pytest.mark.parametrize("transform", ["bucket[0]", "truncate[0]", "bucket[99999999999999]", "shuffle[3]"])
-def test_transforms_that_there_are_not(transform: str):
+def test_unknown_transforms(transform: str):
     term = {"type": "transform", "transform": transform, "term": "name"}
     with pytest.raises(InvalidFilterError, match=rf"transform .*{re.escape(transform)}"):
         expression_from_json({"type": "is-null", "term": term})
@@ -95,7 +95,7 @@ def test_the_case_of_transforms():
 @pytest.mark.parametrize(
     ("transform", "column"), [("hour", "day"), ("shuffle[3]", "id"), ("void", "id"), ("bucket[16]", "nothing")]
 )
-def test_transforms_that_a_column_lacks(transform: str, column: str):
+def test_transforms_that_do_not_fit_the_column(transform: str, column: str):
     term = {"type": "transform", "transform": transform, "term": column}
     with pytest.raises(InvalidFilterError, match=r"transform|no column"):
         bind_filter(expression_from_json({"type": "is-null", "term": term}), SCHEMA, transforms=True)
@@ -128,7 +128,7 @@ def test_transforms_that_a_column_lacks(transform: str, column: str):
     ],
     ids=str,
 )
-def test_what_is_no_expression(node: object):
+def test_invalid_expressions(node: object):
     with pytest.raises(InvalidFilterError, match="can't read the filter"):
         expression_from_json(node)
 
@@ -144,7 +144,7 @@ def test_what_is_no_expression(node: object):
     ],
     ids=str,
 )
-def test_what_no_filter_compares(node: object):
+def test_unsupported_comparisons(node: object):
     with pytest.raises(UnsupportedError):
         expression_from_json(node)
 

@@ -38,7 +38,7 @@ def comparisons(draw: st.DrawFn) -> str:
 
 @st.composite
 def lists(draw: st.DrawFn) -> str:
-    """Mostly of literals of one kind, as pyiceberg wants them."""
+    """Draw a list, mostly with literals of one kind, which pyiceberg expects."""
     kind = draw(st.sampled_from([INTEGERS, DECIMALS, STRINGS, OTHERS, LITERALS]))
     separator = f"{draw(SPACES)},{draw(SPACES)}"
     listed = separator.join(draw(st.lists(kind, max_size=5)))
@@ -62,7 +62,7 @@ def test_predicates_are_those_of_pyiceberg(text: str) -> None:
 
 
 def is_of_mixed_numbers(parsed: BooleanExpression, text: str) -> bool:
-    """Whether a filter is of integers and decimals in one list, which pyiceberg does not read."""
+    """Return whether one list of the filter contains both integers and decimals, which pyiceberg does not read."""
     literals = getattr(parsed, "literals", None) or [parsed.literal]  # type: ignore[attr-defined]
     numbers = [number.strip() for number in text[text.index("(", text.lower().index("in")) + 1 : -1].split(",")]
     return {type(literal) for literal in literals} <= {LongLiteral, DecimalLiteral} and (
@@ -99,7 +99,7 @@ def test_each_operator_is_that_of_pyiceberg(operator: str, literal: str) -> None
 
 
 def with_kinds(expression: BooleanExpression) -> Any:
-    """An expression with the types of its literals, since pyiceberg takes literals of equal values to be equal."""
+    """Return an expression with the types of its literals, since literals of equal values are equal in pyiceberg."""
     if isinstance(expression, And | Or):
         return type(expression), with_kinds(expression.left), with_kinds(expression.right)
     if isinstance(expression, Not):
@@ -111,7 +111,7 @@ def with_kinds(expression: BooleanExpression) -> Any:
 
 @pytest.mark.parametrize("listed", ["1, 2, 3", "1.5, 2.5", "'a', 'it''s'", "-1,+2"])
 @pytest.mark.parametrize(("operator", "kind"), [("in", In), ("not in", NotIn)])
-def test_of_a_list_pyiceberg_reads_one_literal(operator: str, kind: type[BooleanExpression], listed: str) -> None:
+def test_pyiceberg_reads_one_literal_of_a_list(operator: str, kind: type[BooleanExpression], listed: str) -> None:
     with mock.patch.object(filter_text, "predicate_syntax", wraps=filter_text.predicate_syntax) as syntax:
         assert type(parse_text(f"x {operator} ({listed})")) is kind
     (read,) = (call.args[0] for call in syntax.parse_string.call_args_list)
@@ -150,7 +150,7 @@ HINTS = {
 
 
 @pytest.mark.parametrize("text", HINTS)
-def test_what_people_write_instead(text: str) -> None:
+def test_hints_for_common_mistakes(text: str) -> None:
     with pytest.raises(InvalidFilterError) as refused:
         parse_text(text)
     assert HINTS[text] in str(refused.value)

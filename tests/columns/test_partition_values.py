@@ -107,7 +107,7 @@ def test_values_are_those_of_pyiceberg(spark: SparkSession, tmp_path: Path, zone
 
 
 def _wrapped(transform: Transform[Any, Any], kind: IcebergType, value: Any) -> Any:
-    """pyiceberg's value; of the least integers it does not wrap around as Java's does."""
+    """Return pyiceberg's value, which does not wrap around for the least integers as Java's does."""
     result = transform.transform(kind)(value)
     bits = {"int": 32, "long": 64}.get(str(kind), 0)
     if isinstance(transform, TruncateTransform) and bits and result < -(1 << (bits - 1)):

@@ -400,7 +400,7 @@ def test_rows(spark: SparkSession, row_filter: str, loose: list[bool], strict: l
 
 
 def test_parquet_does_not_lose_zeros_or_nan(spark: SparkSession, tmp_path: Path) -> None:
-    """Its statistics tell -0.0 from 0.0 and leave NaN out, so comparisons of such columns must not reach it."""
+    """Parquet's statistics distinguish -0.0 from 0.0 and omit NaN: comparisons of such columns must not be pushed."""
     for place, value in enumerate([-0.0, 0.0, float("nan")]):
         pq.write_table(pa.table({"6": pa.array([value, 1.0], pa.float32())}), tmp_path / f"{place}.parquet")
     values = spark.read.parquet(str(tmp_path))

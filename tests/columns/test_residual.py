@@ -34,7 +34,7 @@ EVENT = "ts >= '2026-01-02T12:00:00' and ts < '2026-01-04T00:00:00'"
 
 
 def left(spark: SparkSession, text: str, day: int | None, bucket: int | None, x: float | None) -> Any:
-    """The residual of a filter in the partition (days after 2026-01-01, bucket, x)."""
+    """Return the residual of a filter in the partition (days after 2026-01-01, bucket, x)."""
     bound = bind_filter(parse_filter(text), SCHEMA, two_valued=text not in SQL)
     frame = spark.createDataFrame([(day, bucket, x)], "day int, bucket int, x double").select(
         F.date_add(F.lit("2026-01-01").cast("date"), F.col("day")).alias("1000"),

@@ -343,7 +343,7 @@ def test_bounds_are_pushed_into_parquet(
         assert matching.count() == 1
 
 
-def test_of_wide_filters_one_range_is_pushed(
+def test_one_range_of_a_wide_filter_is_pushed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaves = spark.read.parquet(leaf_manifest(tmp_path / "leaf.parquet", pa.int32(), [1, 9]))
@@ -357,7 +357,7 @@ def test_of_wide_filters_one_range_is_pushed(
 
 @pytest.mark.parametrize("kind", [t.FloatType(), t.DoubleType()], ids=str)
 def test_floating_point_is_not_pushed(spark: SparkSession, tmp_path: Path, kind: t.PrimitiveType) -> None:
-    """Parquet leaves NaN out of its statistics and tells -0.0 from 0.0: files with such bounds would be lost."""
+    """Parquet's statistics omit NaN and distinguish -0.0 from 0.0: files with such bounds would be lost."""
     arrow = pa.float32() if isinstance(kind, t.FloatType) else pa.float64()
     for name, bounds in (("nan", [1.0, math.nan]), ("zero", [-0.0, -0.0])):
         leaves = spark.read.parquet(leaf_manifest(tmp_path / f"{name}.parquet", arrow, bounds))

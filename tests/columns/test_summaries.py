@@ -81,7 +81,7 @@ def test_integers(spark: SparkSession, row_filter: str, summary: tuple[Any, ...]
 
 @pytest.mark.parametrize(("count", "expected"), [(200, False), (201, True)])
 def test_long_in_lists(spark: SparkSession, count: int, expected: bool) -> None:
-    """Without bounds an IN is refused however long it is."""
+    """Without bounds, an IN of any length is refused."""
     around = [*range(5), *range(30, 25 + count)]
     assert keeps(spark, INT, In("v", around), *RANGE) is expected
     assert keeps(spark, INT, In("v", around), *NULLS) is False

@@ -86,7 +86,7 @@ def test_slices(files: list[dict[str, Any]], start: int) -> None:
     }
 
 
-def test_what_is_not_asked_for_is_passed_over() -> None:
+def test_columns_that_are_not_requested_are_skipped() -> None:
     maps = maps_of([{"value_counts": {1: 5, 9: 3}, "lower_bounds": {9: b"not a long"}}])
     stats = stats_of_maps(maps, {1: "long"}, 1, "/t")
     assert {

@@ -19,7 +19,7 @@ NAN = math.nan
 
 
 def aggregate(kind: str, *files: Row | None, source: bool = False) -> Row | None:
-    """The aggregate of one column's stats over these files' (None: a file without any)."""
+    """Return the aggregate of one column's stats over files; None stands for a file without stats."""
     schema = tree_schema({1: kind})
     rows = [file_row(content_stats=None if stats is None else {"1": stats}) for stats in files]
     unordered = {1} if kind == "uuid" else set()
@@ -61,12 +61,12 @@ def test_the_least_and_the_greatest(kind: str, low: Any, high: Any) -> None:
 
 
 def test_strings_are_ordered_by_code_point() -> None:
-    """As UTF-8 bytes, not as UTF-16 units, where U+1F600 is below U+FFFF."""
+    """Strings compare as UTF-8 bytes, not as UTF-16 units, where U+1F600 is below U+FFFF."""
     assert span("string", bounds("\uffff", "\uffff"), bounds("\U0001f600", "\U0001f600")) == ("\uffff", "\U0001f600")
 
 
 def test_a_missing_bound_makes_the_aggregate_unknown() -> None:
-    """That file's values may be anything (semantics 17.6)."""
+    """The values of a file without the bound may be anything (semantics 17.6)."""
     assert span("int", bounds(1, 2), bounds(None, 5)) == (None, 5)
     assert span("int", bounds(1, 2), bounds(3, None)) == (1, None)
     assert span("int", bounds(1, 2), None) == (None, None)
@@ -87,13 +87,13 @@ def test_unknown_counts_prove_nothing() -> None:
 
 
 def test_nan_as_a_bound_is_no_bound() -> None:
-    """Old writers put it there; it says nothing of the other values."""
+    """Old writers wrote NaN as a bound; it tells nothing about the other values."""
     assert span("double", bounds(NAN, 2.0), bounds(1.0, 3.0)) == (None, 3.0)
     assert span("float", bounds(1.0, NAN), bounds(1.0, 3.0)) == (1.0, None)
 
 
 def test_signed_zeros() -> None:
-    """-0.0 is below 0.0: both stand within the aggregate, whichever came first."""
+    """-0.0 is below 0.0: the aggregate covers both in either order."""
     for pair in ((0.0, -0.0), (-0.0, 0.0), (0.0, 0.0), (-0.0, -0.0)):
         span_bounds = span("double", *(bounds(zero, zero) for zero in pair))
         assert span_bounds is not None
@@ -231,7 +231,7 @@ VALUES = st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0])
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[Row | None, list[float | None]]:
-    """A file's stats, some of them withheld, and its values."""
+    """Draw the values of a file and its stats, some of which are withheld."""
     values = draw(st.lists(st.none() | st.just(NAN) | VALUES, max_size=4))
     numbers = sorted(
         (value for value in values if value is not None and not math.isnan(value)),

@@ -42,7 +42,7 @@ HOSTILE = "a b%20c[d]{e}?*=ü+'#"
 
 @pytest.fixture
 def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """A cache folder, as the session is set."""
+    """Set the session's cache folder to a new one."""
     chosen = tmp_path / "cache"
     spark.conf.set(SETTING, chosen.as_uri())
     yield chosen
@@ -81,7 +81,7 @@ def leaves(folder: Path) -> list[Path]:
 
 
 def filled(location: str, spark: SparkSession, folder: Path) -> list[Path]:
-    """The leaves after a plan of everything."""
+    """Return the leaves after a plan of everything."""
     rows(plan(location, spark))
     return leaves(folder)
 
@@ -128,7 +128,7 @@ def test_metadata_tables_have_the_maps_as_the_file_has_them(folder: Path, tmp_pa
     assert not decodes(frame)
 
 
-def test_what_is_missing_is_decoded_beside_what_is_there(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+def test_manifests_missing_from_the_cache_are_decoded(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
     location = table_of(tmp_path / "t").write()
     before = filled(location, spark, folder)
     expected = rows(plan(location, spark))
@@ -167,7 +167,7 @@ def test_one_leaf_serves_lists_that_say_other_things_of_the_manifest(
 
 
 def list_again(folder: Path, manifests: list[dict[str, object]]) -> None:
-    """Writes the table's manifest list anew, with these rows."""
+    """Write the table's manifest list again with these rows."""
     from tests.avro.avro_files import LONG
     from tests.handmade import V2, avro_field, avro_file
 
@@ -199,7 +199,7 @@ def test_another_length_or_spec_is_another_manifest(folder: Path, tmp_path: Path
 
 
 def test_a_promoted_column_is_typed_anew(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
-    """date to timestamp_ns: Spark would read days for nanoseconds."""
+    """When a date became a timestamp_ns, Spark would read days as nanoseconds."""
     days = {
         name: [{"key": 1, "value": (day).to_bytes(4, "little")}]
         for name, day in (("lower_bounds", 100), ("upper_bounds", 200))
@@ -268,7 +268,7 @@ def test_a_new_column_is_known_to_be_missing_from_old_leaves(folder: Path, tmp_p
 def test_a_leaf_written_without_a_columns_type_does_not_serve_those_who_know_it(
     folder: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Metadata that has forgotten the schema of a dropped column, and older metadata that still has it."""
+    """The newest metadata lacks the schema of a dropped column, which older metadata still contains."""
     table = HandmadeTable(tmp_path / "t", version=2).add(0, 1, *(_data(0, place) for place in range(6)))
     location = table.write()
     path = Path(location.removeprefix("file://"))

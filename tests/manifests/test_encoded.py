@@ -176,7 +176,7 @@ def test_how_often_random_schemas_are_encoded() -> None:
 @pytest.mark.parametrize("codec", ["gzip", "uncompressed", "snappy", "zstd"])
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_manifest_is_read_as_it_was(codec: str, version: int) -> None:
-    """By fastavro and by our own reader: every codec, more than one block, all numbers."""
+    """fastavro and our own reader read every codec, more than one block, and all numbers."""
     form = form_of(version, {1000: "int"}, codec)
     source = avro_file(dict(form.schema), [sample(number, version) for number in range(2_000)], "deflate")
     table = entries_of(source, form, compiled=True)
@@ -246,7 +246,7 @@ def row_of(values: Sequence[Any], kind: str) -> pa.Table:
 @HYPOTHESIS
 @given(st.data())
 def test_summaries(draw: st.DataObject) -> None:
-    """Least and greatest value, null and NaN, of each partition field."""
+    """A summary has the least and the greatest value of each partition field, and whether null and NaN occur."""
     kind = draw.draw(st.sampled_from(sorted(VALUES)))
     values = draw.draw(st.lists(st.none() | VALUES[kind], min_size=1, max_size=9))
     row = row_of(values, kind)

@@ -46,7 +46,7 @@ def manifest(tmp_path: Path) -> bytes:
 
 
 def row_ids(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
-    """First row ids by ordinal."""
+    """Return first row ids by ordinal."""
     return {row["ordinal"]: row["first_row_id"] for batch in batches for row in batch.to_pylist()}
 
 
@@ -63,7 +63,9 @@ def row_ids(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
     ],
     ids=["all", "live", "bounds", "partition", "another spec", "nothing"],
 )
-def test_what_is_wanted(entry_filter: EntryFilter | None, ordinals: list[int], compiled: bool, manifest: bytes) -> None:
+def test_entries_that_a_filter_keeps(
+    entry_filter: EntryFilter | None, ordinals: list[int], compiled: bool, manifest: bytes
+) -> None:
     all_ids = row_ids(decoded(manifest, PROJECTION, compiled))
     assert all_ids[9] == 1000 + 10 + (-1) + 10 * 4
     batches = decoded(manifest, replace(PROJECTION, entry_filter=entry_filter), compiled)
@@ -80,8 +82,8 @@ def test_bounds_of_another_type_decide_nothing(compiled: bool, manifest: bytes) 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_rest_is_as_without_a_filter(seed: int, compiled: bool) -> None:
-    """For manifests of any schema, and any columns."""
+def test_kept_entries_are_as_without_a_filter(seed: int, compiled: bool) -> None:
+    """This holds for manifests of any schema, and for any columns."""
     manifest = random_manifest(Random(seed))
     names = {*manifest.projection.columns, "version_info"}
     full = EntryProjection.of(names, dict(manifest.projection.partition), dict(manifest.projection.stats))
@@ -98,7 +100,7 @@ def test_the_rest_is_as_without_a_filter(seed: int, compiled: bool) -> None:
 
 
 def values(table: pa.Table) -> str:
-    """As text, in which NaN equals NaN."""
+    """Return values as text, in which NaN equals NaN."""
     return repr([plain(pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])) for column in table.columns])
 
 

@@ -92,7 +92,7 @@ def test_values_that_repeat_have_a_dictionary() -> None:
 
 
 def test_stats_of_every_type_are_written() -> None:
-    """Also for columns of type unknown, whose values are all null."""
+    """This includes columns of type unknown, whose values are all null."""
     types = dict(enumerate(_ARROW_TYPES, 1))
     stats = {str(field_id): {"value_count": 5, "null_value_count": 5} for field_id in types}
     row = file_row() | {"content_stats": stats}
@@ -197,7 +197,7 @@ def stats_of(draw: st.DrawFn, field_id: int, rows: int) -> pa.StructArray:
 
 
 def plain(table: pa.Table) -> list[str]:
-    """Rows as text, which tells -0.0 from 0.0; stats that say nothing are left out."""
+    """Return rows as text, which distinguishes -0.0 from 0.0, without stats whose fields are all null."""
     rows = table.cast(readable(table.schema)).to_pylist()
     for row in rows:
         stats = row["content_stats"] or {}
@@ -242,7 +242,7 @@ def test_leaves_leave_out_what_they_cannot_hold() -> None:
 
 
 def test_an_empty_partition_value_is_told_from_a_missing_one() -> None:
-    """The struct is there, with nothing in it but counts (semantics 17.4)."""
+    """An empty partition value has a struct of stats that contains only counts (semantics 17.4)."""
     rows = entry_table(file_row(content_stats={"101": bounds(None, None)}), file_row(content_stats=None))
     read, _ = read_manifest(write_manifest(rows, DATA), STATS, "leaf")
     stats = [(row["content_stats"] or {}).get("101") for row in read.to_pylist()]
@@ -268,7 +268,7 @@ def renamed(field: pa.Field, keep_name: bool = False) -> pa.Field:
 
 
 def rewritten(data: bytes, change: Any) -> bytes:
-    """A manifest with another Arrow schema and columns; its key-value metadata kept."""
+    """Return a manifest with another Arrow schema and columns, and the same key-value metadata."""
     table = change(pq.read_table(io.BytesIO(data)))
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
@@ -278,7 +278,7 @@ def rewritten(data: bytes, change: Any) -> bytes:
 
 
 def test_fields_are_found_by_id() -> None:
-    """As in the proposal's own examples, whose names differ (semantics 17.1)."""
+    """The proposal's own examples use different names (semantics 17.1)."""
     data = write_manifest(whole_root(), ROOT)
 
     def change(table: pa.Table) -> pa.Table:
@@ -372,7 +372,7 @@ def test_files_that_are_no_manifests() -> None:
             read_manifest(data, STATS, "root")
 
 
-def test_what_is_required_must_be_there_to_be_written() -> None:
+def test_a_required_field_without_a_value_is_not_written() -> None:
     row = leaf_row(version_info=version())
     row["record_count"] = None
     with pytest.raises((pa.ArrowException, ValueError)):

@@ -23,7 +23,7 @@ STATS = {1: "long"}
 
 @dataclass
 class SlowWriter:
-    """Takes longer for the first leaves than for later ones. broken: the number of the leaf that it can't write."""
+    """A writer that is slower for the first leaves than for later ones, and fails at the leaf number `broken`."""
 
     broken: int | None = None
     started: list[str] = field(default_factory=list)

@@ -109,7 +109,7 @@ def test_a_leaf_of_many_batches_is_looked_up_once(tmp_path: Path, spark: SparkSe
 
 @pytest.mark.connect
 def test_masks_where_only_spark_reads(tmp_path: Path, spark: SparkSession) -> None:
-    """In files whose names Spark spells in its own way."""
+    """Spark spells the names of these files in its own way."""
     tree, masked = masked_leaves(tmp_path / HOSTILE)
     ordinals = masked_ordinals(spark, vectors_of(tree.load(spark)), None)
     assert sorted(tuple(row) for row in ordinals.collect()) == sorted(pairs(masked))

@@ -120,5 +120,5 @@ def test_the_placement_says_who_opens_manifests(
         (ManifestLoad(1, 1, 10), 0, False),
     ],
 )
-def test_what_the_driver_reads_sooner_than_tasks(load: ManifestLoad, driver_bytes: int, fits: bool) -> None:
+def test_manifests_that_the_driver_reads_sooner_than_tasks(load: ManifestLoad, driver_bytes: int, fits: bool) -> None:
     assert load.fits_driver(driver_bytes) == fits

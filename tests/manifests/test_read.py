@@ -108,8 +108,7 @@ def test_a_broken_manifest_is_named_with_field_and_value(tmp_path: Path, spark: 
 
 
 def test_planning_brings_no_entries_to_the_driver(tmp_path: Path, spark: SparkSession, setting: object) -> None:
-    """What the driver sends and collects while it builds a plan is the same for 10 entries and for 5,000, where tasks
-    read manifests at all."""
+    """If tasks read manifests, the driver sends and collects as much for a plan of 10 entries as for one of 5,000."""
     setting("driver-manifest-bytes", "0")  # type: ignore[operator]
     sizes = []
     for entries in (10, 5_000):

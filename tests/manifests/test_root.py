@@ -37,7 +37,7 @@ LOCATIONS = Locations("/t", 4)
 
 
 def changed(row: Row, path: str, value: Any) -> Row:
-    """The row with another value at a path with dots."""
+    """Return the row with another value at a path with dots."""
     name, _, child = path.partition(".")
     return {**row, name: {**row[name], child: value} if child else value}
 
@@ -105,7 +105,7 @@ def test_an_entry_that_breaks_a_rule(row: Row, path: str, value: Any, problem: s
 
 
 def test_a_stored_vector() -> None:
-    """At an offset of a Puffin file it has a location and both numbers (semantics 16.14)."""
+    """A vector in a Puffin file has a location, an offset and a size (semantics 16.14)."""
     place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     stored = vector_row(location="/t/v.puffin", file_size_in_bytes=99, deletion_vector=place)
     check_root(entry_table(stored), SPECS, ROOT)
@@ -119,7 +119,7 @@ def test_a_stored_vector() -> None:
 
 
 def test_an_inline_vector_with_an_empty_location() -> None:
-    """Accepted as no location (semantics 16.15)."""
+    """Readers accept an empty location as none (semantics 16.15)."""
     check_root(entry_table(vector_row(location="")), SPECS, ROOT)
 
 
@@ -244,7 +244,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 @pytest.mark.parametrize("place", ["tracking", "column_files", "tracking.column_files", "files, by id"])
 def test_another_layout_of_trees_is_refused_by_name(place: str) -> None:
-    """Also as a leaf, which is never taken for a manifest of version 3 or for an empty one."""
+    """Leaves of such a layout are refused too: they are never read as a manifest of version 3 or as an empty one."""
     files = pa.list_(pa.struct([pa.field("location", pa.string())]))
     of_tracking = [pa.field("status", pa.int32()), *([pa.field("column_files", files)] if "." in place else [])]
     by_id = with_field_id(pa.field("files", files), 160)

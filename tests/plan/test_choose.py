@@ -48,7 +48,7 @@ SETTING, NO_DELETES, UNREADABLE = (
         ({"delete_manifests": 0, "planning": "colocated"}, JOIN, NO_DELETES),
     ],
 )
-def test_what_decides_in_every_layout(figures: Figures, changes: dict[str, Any], how: str, why: str) -> None:
+def test_reasons_in_every_layout(figures: Figures, changes: dict[str, Any], how: str, why: str) -> None:
     verdict = matching(replace(figures, **changes))
     assert verdict is not None
     assert verdict.matching == how
@@ -103,7 +103,7 @@ def test_lists(changes: dict[str, Any], how: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"only_dvs": None}, {"pairs": None}])
-def test_what_has_to_be_looked_at_first(changes: dict[str, Any]) -> None:
+def test_no_verdict_while_figures_are_missing(changes: dict[str, Any]) -> None:
     assert matching(replace(AVRO, **changes)) is None
     assert matching(replace(TREE, pairs=None)) is None
     decided = replace(AVRO, **changes, planning="join")

@@ -156,7 +156,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
 
 
 def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTable, spark: SparkSession) -> None:
-    """Nor does a task read one twice."""
+    """A task does not read a delete manifest twice either."""
     for part in "abc":
         table.add(0, 1, data(path(f"{part}1"), **of(part)))
         table.add(0, 1, data(path(f"{part}2"), **of(part)))
@@ -173,7 +173,7 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
     }
 
 
-def test_what_a_task_holds_already_is_not_read_again() -> None:
+def test_a_task_reads_a_manifest_once() -> None:
     class Task:
         deletes = EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
 
@@ -262,7 +262,7 @@ def test_vectors_that_contradict_each_other(
 
 
 def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spark: SparkSession) -> None:
-    """Where manifests tell that, none is an error: they are not read."""
+    """If the partitions of manifests rule the vector out, its manifest is not read, and there is no error."""
     table.add(0, 1, data(path("a"), **of("x"))).add(1, 1, deletion_vector(path("a"), **of("y")))
     location = table.write()
     for way in ("read together", "of few"):
@@ -285,7 +285,7 @@ def test_a_data_manifest_in_parts(table: HandmadeTable, spark: SparkSession) -> 
 
 
 def without_row_ids(table: HandmadeTable) -> str:
-    """As a table that was upgraded, and not written to since."""
+    """Write a table that was upgraded to version 3 and not committed to since."""
     table.row_ids = False
     return table.write()
 

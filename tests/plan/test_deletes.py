@@ -66,7 +66,7 @@ def test_the_order_of_deletes_and_the_sequence_numbers_they_need(table: Handmade
 def test_position_deletes_of_a_partition_are_shared_by_the_files_that_they_apply_to(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, collide: bool
 ) -> None:
-    """Nothing but these in the partition. collide: as if every key had the same hash."""
+    """The partition has no other deletes. With `collide`, every key has the same hash."""
     if collide:
         monkeypatch.setattr(groups, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y, none = ({"partition": {"part": part}} for part in ("x", "y", None))
@@ -288,7 +288,7 @@ def test_a_snapshot_older_than_a_replaced_column_is_read_by_its_own_types(
 
 
 def test_a_snapshot_whose_schema_was_removed(table: HandmadeTable, spark: SparkSession) -> None:
-    """Nothing that needs it falls back to another; as a branch, the snapshot is read by the table's schema."""
+    """Reads that need the schema do not fall back to another one. A branch is read by the table's schema."""
     table.add(0, 1, data(A, partition={"part": "x"}, **long_bounds(1, 5)), data(B, partition={"part": "y"}))
     table.write()
     metadata = table.metadata()

@@ -44,7 +44,7 @@ File = tuple[int, dict[int, Any]]
 
 @st.composite
 def files(draw: st.DrawFn, most: int = 3) -> list[File]:
-    """(spec id, partition value by the id of its stats) of files of one spec."""
+    """Draw (spec id, partition value by the id of its stats) of files of one spec."""
     spec_id = draw(st.sampled_from([*SOURCES]))
     values = st.fixed_dictionaries({source: VALUES[source] for _, source in SOURCES[spec_id]})
     return [(spec_id, partition) for partition in draw(st.lists(values, min_size=1, max_size=most))]
@@ -78,7 +78,7 @@ def value_stats(value: Any, counts: bool) -> dict[str, Any]:
 def test_leaves_that_share_a_partition_are_never_kept_apart(
     data: list[list[File]], deletes: list[list[File]], in_root: list[File], counts: bool
 ) -> None:
-    """in_root: data files of the root itself."""
+    """The data files `in_root` are listed by the root itself."""
 
     def leaves(kind: ContentType, groups: list[list[File]]) -> pa.Table:
         return pa.concat_tables(
@@ -94,7 +94,7 @@ def test_leaves_that_share_a_partition_are_never_kept_apart(
             assert not flag or mine[0][0] == theirs[0][0]
 
 
-def test_what_bounds_tell() -> None:
+def test_bounds_of_leaves_that_overlap() -> None:
     def leaf(kind: ContentType, *values: Any) -> pa.Table:
         return leaf_row(entries(kind, [(1, {1: value}) for value in values], counts=True), "m", 1, [1])
 
@@ -178,8 +178,8 @@ def test_deletes_of_files_in_the_root_are_opened(tree: TreeTable, spark: SparkSe
 
 
 @pytest.mark.parametrize("lacks", ["stats", "bounds", "affinity"])
-def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSession, lacks: str) -> None:
-    """A leaf without stats, or one that belongs to a data leaf which is there no more."""
+def test_missing_statistics_keep_delete_leaves(tree: TreeTable, spark: SparkSession, lacks: str) -> None:
+    """A delete leaf without stats, or affiliated to a data leaf that was removed, is opened."""
     leaves = [tree.leaf("ma", numbered("x:da", "a", 1)), tree.leaf("mb", numbered("db", "b", 2))]
     deletes = tree.leaf("x", tree.vector("x:da", [1], "a"))
     known = deletes.row["content_stats"]
@@ -209,7 +209,7 @@ def test_global_deletes_apply_to_every_partition(tmp_path: Path, spark: SparkSes
 def test_random_trees_are_planned_as_without_pruning(
     tree: TreeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Random leaves of data and deletes, some affiliated, some files in the root; by every strategy."""
+    """Every strategy plans random leaves of data and deletes, some affiliated, and files of the root."""
     draw = random.Random(seed)
     parts = ["a", "b", "c", "d", None]
     files = [(f"x:d{number}", draw.choice(parts), number) for number in range(24)]

@@ -154,7 +154,7 @@ def test_masks_for_each_reader(
 def test_a_mask_that_no_kept_entry_needs_is_not_opened(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Filters of entries come first. Both leaves are opened: by their bounds either may have the row."""
+    """Entries are filtered before masks are read. Both leaves are opened, since the bounds of both admit the row."""
     monkeypatch.setattr(deletion_vectors, "MOST_REQUESTS", 0)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
@@ -177,7 +177,7 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
 
 
 def test_files_are_counted_by_the_root(tmp_path: Path, spark: SparkSession) -> None:
-    """Without a filter no manifest is opened, nor a mask: they may be missing. With one, the entries it may match."""
+    """Without a filter, neither manifests nor masks are opened: they may be missing. A filter opens those it needs."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
         tree.leaf(
@@ -249,7 +249,7 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
 
 
 def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path, spark: SparkSession) -> None:
-    """The root may say that it has them."""
+    """The root itself may claim more entries than the leaf has."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     written = tree.leaf("m", data("x:a1"), data("x:a2"))
     counts = {**written.row["manifest_stats"], "added_files_count": 1000}

@@ -48,7 +48,7 @@ def is_nan(value: Any) -> bool:
 
 
 def summary_of(values: list[Any], type_name: str, *, signed: bool) -> dict[str, Any]:
-    """The summary of a manifest's values by a writer. signed: the writer orders UUIDs as Java does."""
+    """Return a writer's summary of a manifest's values. A writer with `signed` orders UUIDs as Java does."""
     kind = _type(type_name)
     known = [value for value in values if value is not None and not is_nan(value)]
     order = (
@@ -75,12 +75,12 @@ def _signed(half: int) -> int:
 
 
 def _java_order(value: Any) -> Any:
-    """Strings by code point, and -0.0 before 0.0."""
+    """Order strings by code point, and -0.0 before 0.0."""
     return (value, math.copysign(1, value)) if isinstance(value, float) else value
 
 
 def table(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
-    """Manifests of (spec id, summaries of its fields) as `manifests_of_list` gives them."""
+    """Return the result of `manifests_of_list` for manifests given as (spec id, summaries of its fields)."""
     rows = [
         {
             "manifest_path": f"m{place}",
@@ -101,7 +101,7 @@ def table(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
 
 @st.composite
 def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
-    """(spec id, partitions of the files, summaries or none)."""
+    """Draw (spec id, partitions of the files, summaries or none)."""
     spec_id = draw(st.sampled_from([*SPECS]))
     fields = SPECS[spec_id]
     partition = st.fixed_dictionaries({field_id: VALUES[name] | st.none() for field_id, name in fields})
@@ -117,7 +117,7 @@ def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
 
 
 def key(partition: Tuple) -> Any:
-    """A key that equal partitions share: -0.0 differs from 0.0, NaN equals NaN."""
+    """Return a key that equal partitions share: -0.0 differs from 0.0, NaN equals NaN."""
     return sorted((field_id, repr(value)) for field_id, value in partition.items())
 
 
@@ -164,7 +164,7 @@ def of(type_name: str, *values: Any) -> tuple[int, list[Summary] | None]:
         (ANY, ["a"], ["b"], True),
     ],
 )
-def test_what_summaries_tell(type_name: str, mine: list[Any], theirs: list[Any], may_share: bool) -> None:
+def test_summaries_that_overlap(type_name: str, mine: list[Any], theirs: list[Any], may_share: bool) -> None:
     assert overlaps(table([of(type_name, *mine)]), table([of(type_name, *theirs)]), SPECS).tolist() == [[may_share]]
 
 

@@ -60,7 +60,7 @@ def tasks(scan: Any, **options: Any) -> list[tuple[RESTFileScanTask, list[Any], 
 
 
 def _known(task: str) -> dict[str, Any]:
-    """A task without a residual of transforms, which pyiceberg has not."""
+    """Return a task without a residual of transforms, which pyiceberg does not support."""
     parsed: dict[str, Any] = json.loads(task)
     if '"transform"' in json.dumps(parsed["residual-filter"]):
         del parsed["residual-filter"]
@@ -171,7 +171,7 @@ def test_tasks_of_all_kinds_of_deletes(spark: SparkSession, tmp_path: Path):
 
 
 def test_residuals_have_no_infinities(spark: SparkSession, tmp_path: Path):
-    """Java reads them as text. A residual that is thereby true proves no row."""
+    """Java reads infinities as text. A residual that is true for this reason proves no row."""
     handmade = HandmadeTable(tmp_path)
     handmade.add(0, 1, data("file:///t/a.parquet", partition={"part": "x"}))
     location = handmade.write()

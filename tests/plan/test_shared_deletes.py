@@ -54,7 +54,7 @@ class Delete:
 
 
 def shares(left: tuple[int, int, int | None] | None, right: tuple[int, int, int | None] | None) -> bool:
-    """Whether two files may have a value of a column in common, null among them."""
+    """Return whether two files may have a value of a column in common, including null."""
     if left is None or right is None or (left[2] != 0 and right[2] != 0):
         return True
     only_null = 10 in (left[2], right[2])  # then the other one has no null
@@ -75,7 +75,7 @@ def metrics(stats: Stats) -> dict[str, Any]:
 
 @dataclass
 class Model:
-    """A table, and the names of the deletes of its files. kinds: of deletes that it has."""
+    """A table with deletes of the given kinds, and the expected names of the deletes of each file."""
 
     rng: random.Random
     kinds: frozenset[str]
@@ -100,8 +100,11 @@ class Model:
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
-        """Four files with their deletes; in some partitions position deletes are in the same group, or alone, and some
-        files have a vector, or position deletes of their own."""
+        """Add four files with their deletes to a partition.
+
+        In some partitions, position deletes share a group with equality deletes, or form a group alone. Some files
+        have a vector, or position deletes of their own.
+        """
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
         of_partition = self.deletes(f"x:eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
@@ -145,7 +148,7 @@ def test_random_groups(
     size: str,
     soak: bool,
 ) -> None:
-    """Joined on the driver; grouped there and broadcast; grouped by a job; joined by hash."""
+    """Deletes are joined on the driver, or grouped there and broadcast, or grouped by a job, or joined by hash."""
     if size == BROADCAST:
         limit(monkeypatch, driver_pairs=-1)
     if size in (BY_SPARK, MANY):
@@ -204,7 +207,7 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
 def test_groups_of_one_hash(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool, size: str
 ) -> None:
-    """Every key gets the same hash: keys of a partition, and of the whole table."""
+    """Every key has the same hash: keys of a partition, and of the whole table."""
     if size == BROADCAST:
         limit(monkeypatch, driver_pairs=-1)
     if size == MANY:

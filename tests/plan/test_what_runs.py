@@ -54,7 +54,7 @@ class Watched:
     spark: SparkSession
 
     def during(self, action: Callable[[], Any]) -> tuple[set[str], int]:
-        """The names of the files that are opened by an action, and how many jobs it runs."""
+        """Return the names of the files that an action opens, and the number of jobs that it runs."""
         known, group = len(self.reader.requests), f"watched {next(_groups)}"
         context = self.spark.sparkContext
         context.setJobGroup(group, "")
@@ -176,7 +176,7 @@ def test_no_delete_manifest_means_no_job(table: HandmadeTable, watch: Watch) -> 
 def test_a_report_is_of_the_plan_that_was_made(
     table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
 ) -> None:
-    """It chooses nothing anew: deletes that the driver has read for the choice are not read again."""
+    """A report repeats no choice: deletes that the driver has read for the choice are not read again."""
     watched, reports = watch(table, planning, on_driver), []
     planned = {row.file_path: len(row.deletes) for row in watched.scan.plan_files().collect()}
     opened, jobs = watched.during(lambda: reports.append(watched.scan.report()))
@@ -193,7 +193,7 @@ def test_a_report_is_of_the_plan_that_was_made(
 def test_a_plan_of_another_filter_opens_no_small_manifest_again(
     table: HandmadeTable, watch: Watch, monkeypatch: pytest.MonkeyPatch, planning: str
 ) -> None:
-    """It has the rows of a plan that reads the manifests itself. A join reads the kinds of deletes each time."""
+    """The rows equal those of a plan that reads the manifests itself. A join reads the kinds of deletes each time."""
     watched, kinds = watch(table, planning, on_driver=True), set() if planning == "auto" else DELETES
     again = table_scan(watched.scan.state, "id = 1", ("*",), True, None, {})
     assert watched.during(lambda: watched.scan.filter("id = 2").plan_files_arrow())[0] == {LIST} | DATA | DELETES
@@ -221,7 +221,7 @@ def test_contradictions_beyond_a_filter_are_no_errors_of_entries_in_memory(
 
 
 def test_the_memory_of_entries_has_a_limit() -> None:
-    """The entries that were used last stay."""
+    """The memory keeps the entries that were used last."""
     memory, read = EntryMemory(1000), list[str]()
 
     def entries(place: str) -> pa.Table:

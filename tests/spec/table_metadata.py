@@ -71,7 +71,7 @@ V3_FIELDS = [
 
 
 def v1() -> dict[str, Any]:
-    """As the earliest writers left it: one schema, one spec, no ids of lists, no refs, manifests inline."""
+    """Return metadata of the earliest writers: one schema, one spec, no ids of lists, no refs, manifests inline."""
     return {
         "format-version": 1,
         "location": "s3://bucket/db/events",
@@ -231,7 +231,7 @@ def encoded(metadata: dict[str, Any]) -> bytes:
 
 
 def without(document: dict[str, Any], *path: str | int) -> dict[str, Any]:
-    """The document without the value at a path."""
+    """Return the document without the value at a path."""
     *above, last = path
     place: Any = document
     for step in above:
@@ -241,7 +241,7 @@ def without(document: dict[str, Any], *path: str | int) -> dict[str, Any]:
 
 
 def changed(document: dict[str, Any], value: Any, *path: str | int) -> dict[str, Any]:
-    """The document with another value at a path."""
+    """Return the document with another value at a path."""
     *above, last = path
     place: Any = document
     for step in above:

@@ -32,7 +32,7 @@ EMPTY = bytes.fromhex("0000000c d1d33964 0000000000000000 bf18480c")
 
 
 def vector(bitmaps: dict[int, BitMap]) -> bytes:
-    """The portable serialization of 64-bit bitmaps."""
+    """Return the portable serialization of 64-bit bitmaps."""
     parts = [struct.pack("<I", key) + roaring.serialize() for key, roaring in bitmaps.items()]
     return struct.pack("<Q", len(bitmaps)) + b"".join(parts)
 
@@ -133,7 +133,7 @@ GOOD = blob(vector({0: BitMap([1, 5, 9])}))
         (blob(struct.pack("<QIIIHHIHH", 1, 0, 12346, 1, 0, 1, 16, 5, 3)), "bitmap"),  # 5 before 3
     ],
 )
-def test_what_is_no_deletion_vector(bad: bytes, field: str) -> None:
+def test_invalid_deletion_vectors(bad: bytes, field: str) -> None:
     with pytest.raises(CorruptFileError, match=field) as caught:
         read_deletion_vector(bad, "s3://b/dv.puffin")
     assert caught.value.location == "s3://b/dv.puffin"
@@ -269,7 +269,7 @@ def test_a_gap_of_keys_that_would_take_megabytes_stays_open() -> None:
         (np.array([[1]]), "int64"),
     ],
 )
-def test_what_is_no_position(bad: list[int], problem: str) -> None:
+def test_invalid_positions(bad: list[int], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         PositionBitmap.of(bad)
 

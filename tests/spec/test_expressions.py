@@ -39,7 +39,7 @@ FIELDS = [
 
 
 def example() -> dict[str, Any]:
-    """Example 18 as the V4 document ends it: expressions 101 and 104, and 102 that is virtual."""
+    """Return the last state of the V4 document's example 18: expressions 101 and 104, and the virtual 102."""
     return {
         "format-version": 4,
         "tree-layout-revision": 1,

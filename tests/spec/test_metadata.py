@@ -346,7 +346,7 @@ def test_100_000_snapshots_take_seconds() -> None:
 
 
 def with_parents(parents: dict[int, int]) -> TableMetadata:
-    """Metadata of three snapshots with these parents instead of those before them."""
+    """Return metadata of three snapshots, whose parents are their predecessors unless `parents` names others."""
     metadata = many_snapshots(3)
     for snapshot in metadata["snapshots"]:
         snapshot["parent-snapshot-id"] = parents.get(snapshot["snapshot-id"], snapshot["parent-snapshot-id"])

@@ -33,7 +33,7 @@ WITHOUT_REQUIREMENT = {
 
 
 def applied(name: str, before: TableMetadata) -> TableMetadata:
-    """The metadata after a change."""
+    """Return the metadata after a change."""
     if name == "evolve":
         schema = Schema(*before.schema().fields, NEW_FIELD, schema_id=7)
         updates = [AddSchemaUpdate.model_validate({"schema": schema}), SetCurrentSchemaUpdate(schema_id=-1)]
@@ -55,7 +55,7 @@ def parse(version: int) -> TableMetadata:
 def executed(  # noqa: C901  a case for each action
     before: TableMetadata, updates: list[dict[str, Any]], after: TableMetadata
 ) -> TableMetadata:
-    """The metadata that a catalog makes of updates; `after` has the values that it derives from them."""
+    """Return the metadata that a catalog builds from updates; `after` contains the values that it derives itself."""
     derived = {"current-snapshot-id", "last-column-id", "last-partition-id", "last-sequence-number", "next-row-id"}
     document = json.loads(serialize_table_metadata(before.model_copy(update={"location": before.location})))
     document |= {key: value for key, value in json.loads(serialize_table_metadata(after)).items() if key in derived}
@@ -136,7 +136,7 @@ def test_requirements_are_of_what_changes(name: str) -> None:
         ({"sort_orders": []}, "sort-orders can't be removed"),
     ],
 )
-def test_what_the_protocol_has_no_update_for(change: dict[str, Any], problem: str) -> None:
+def test_changes_without_an_update_in_the_protocol(change: dict[str, Any], problem: str) -> None:
     before = parse(3)
     after = before.model_copy(update=change)
     with pytest.raises(UnsupportedError, match=problem):

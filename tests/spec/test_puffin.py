@@ -69,7 +69,7 @@ def test_compressed_blobs(codec: str) -> None:
         read_blob(data.replace(packed, packed[:-1] + b"\0" if codec == "zstd" else b"\0" * len(packed)), blob, "p")
 
 
-def test_what_decompresses_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_that_decompress_to_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(puffin, "MAX_INFLATED_BYTES", 100)
     packed = pa.compress(b"x" * 3000, "zstd", asbytes=True)
     data = puffin_file([FIRST | {"length": len(packed), "compression-codec": "zstd"}], packed)
@@ -77,7 +77,7 @@ def test_what_decompresses_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
         read_blob(data, read_footer(data, "p").blobs[0], "p")
 
 
-def test_what_is_not_known() -> None:
+def test_unknown_flags_and_codecs() -> None:
     with pytest.raises(UnsupportedError, match="0x00000002"):
         read_footer(puffin_file([], flags=2), "p")
     data = puffin_file([FIRST | {"compression-codec": "brotli"}])
@@ -110,7 +110,7 @@ GOOD = puffin_file([FIRST])
         (puffin_file([], properties=[]), "footer.properties"),
     ],
 )
-def test_what_is_no_puffin_file(bad: bytes, field: str) -> None:
+def test_invalid_puffin_files(bad: bytes, field: str) -> None:
     with pytest.raises(CorruptFileError, match=field):
         read_footer(bad, "s3://b/x.puffin")
 

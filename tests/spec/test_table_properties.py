@@ -20,7 +20,7 @@ def test_numbers(text: str | None, number: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "-1", "+1", "1.0", "1k", " 1", "1_000", "٣", "²", "9223372036854775808", "9" * 5000]
 )
-def test_what_is_no_number(text: str) -> None:
+def test_invalid_numbers(text: str) -> None:
     says = r"^db\.t: the table property size is .*: expected a whole number of 0 or more$"
     with pytest.raises(ValidationError, match=says):
         number_property({"size": text}, "size", 7, location="db.t")
@@ -42,7 +42,7 @@ def test_flags(text: str | None, flag: bool | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yes", "1", " true"])
-def test_what_is_no_flag(text: str) -> None:
+def test_invalid_flags(text: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(f"the table property on is {text!r}: expected true or false")):
         flag_property({"on": text}, "on", default=True)
 

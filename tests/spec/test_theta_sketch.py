@@ -39,7 +39,7 @@ def test_numbers(values: list[int]) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=40))
 def test_texts(values: list[str]) -> None:
-    """Texts of all lengths, with whole blocks and parts of blocks."""
+    """The lengths cover whole blocks and parts of blocks."""
     assert of_texts([value.encode() for value in values]).hashes.tolist() == list(by_library(values))
 
 
@@ -67,7 +67,7 @@ def test_serial_form(count: int) -> None:
 
 
 def test_sketches_depend_on_the_values_only() -> None:
-    """However they are split, merged and ordered; and the library merges them to the same number."""
+    """The order, splits and merges of values do not matter, and the library's union has the same estimate."""
     rng = random.Random(5)
     values = [rng.randrange(60_000) for _ in range(100_000)]
     whole = of_numbers(*values)

@@ -44,7 +44,7 @@ def created(schema: Schema) -> TableMetadata:
 
 
 def fields_of(metadata: TableMetadata) -> list[dict[str, Any]]:
-    """The fields of the current schema, after they were written and read again."""
+    """Return the fields of the current schema after the metadata was written and read again."""
     text = serialize_table_metadata(metadata)
     assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
     document = json.loads(text)
@@ -54,7 +54,7 @@ def fields_of(metadata: TableMetadata) -> list[dict[str, Any]]:
 
 
 def after(change: Callable[[UpdateSchema], Any], *fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The fields after a change of a table with the given ones."""
+    """Return the fields of a table after a change of the given fields."""
     transaction = Change(*fields)
     builder = UpdateSchema(transaction)  # type: ignore[arg-type]
     change(builder)
@@ -194,7 +194,7 @@ def test_types_may_be_given_by_name() -> None:
 
 @pytest.mark.parametrize("format_version", [1, 2, 3, 4])
 def test_the_name_of_a_former_partition_column(format_version: int) -> None:
-    """A new column may have it once the old one and its partition field are gone, and be partitioned by again."""
+    """A new column may have the name once the old column and its partition field are dropped, and be partitioned by."""
     schema = Schema(NestedField(1, "id", "long"), NestedField(2, "trip", "string", required=False))  # type: ignore[arg-type]
     spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "trip"))
     transaction: Any = Change()

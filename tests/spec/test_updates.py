@@ -71,7 +71,7 @@ def branch(name: str, snapshot_id: int, **retention: int) -> Any:
 
 
 def changes(before: TableMetadata, after: TableMetadata) -> dict[str, Any]:
-    """The keys whose values are others, with the new values; but for the time of the change."""
+    """Return the keys whose values differ, with the new values, except the time of the change."""
     old, new = written(before), written(after)
     assert old.keys() <= new.keys()
     return {key: new[key] for key in new if new[key] != old.get(key) and key != "last-updated-ms"}
@@ -199,7 +199,7 @@ def test_partition_fields_have_names_of_their_own(before: TableMetadata, name: s
 
 
 def names_after(before: TableMetadata, change: Callable[[UpdateSpec], UpdateSpec]) -> list[tuple[str, str]]:
-    """Names and transforms of the default partition spec after a change of it."""
+    """Return the names and transforms of the default partition spec after a change."""
     builder = change(UpdateSpec(SimpleNamespace(table_metadata=before)))  # type: ignore[arg-type]
     spec = update_table_metadata(before, builder._commit()[0]).spec()
     return [(field.name, str(field.transform)) for field in spec.fields]
@@ -341,7 +341,7 @@ def test_snapshots_that_are_removed_take_along_what_is_theirs() -> None:
     assert len(after["partition-statistics"]) == 1
 
 
-def test_what_is_there_is_not_added_again() -> None:
+def test_existing_specs_schemas_and_orders_are_not_added_again() -> None:
     before = update_table_metadata(tree(), [iceberg.AddPartitionSpecUpdate(spec=tree().spec())])
     assert len(before.partition_specs) == 2
     same: list[Any] = [

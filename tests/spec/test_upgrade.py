@@ -28,7 +28,7 @@ def parse(document: dict[str, Any]) -> TableMetadata:
 
 
 def upgraded(document: dict[str, Any]) -> tuple[TableMetadataV4, dict[str, Any]]:
-    """The metadata upgraded, and the JSON that is written of it, which must be read as the same."""
+    """Return the upgraded metadata and its JSON, which must be read as equal metadata."""
     metadata = upgrade_metadata(parse(document), GIVEN)
     text = serialize_table_metadata(metadata)
     assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
@@ -36,7 +36,7 @@ def upgraded(document: dict[str, Any]) -> tuple[TableMetadataV4, dict[str, Any]]
 
 
 def example() -> dict[str, Any]:
-    """Example 18 as it begins."""
+    """Return the first state of the V4 document's example 18."""
     fields = [(9, "ts", "timestamp"), (11, "str", "string"), (2, "a", "int"), (3, "b", "int")]
     return v3() | {
         "last-column-id": 11,

@@ -166,7 +166,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_breaks_a_rule_is_refused(message: str) -> None:
+def test_metadata_that_breaks_a_rule_is_refused(message: str) -> None:
     with pytest.raises(CorruptFileError, match=f"^{LOCATION}: {message}"):
         parse(changed(REFUSED[message]))
 
@@ -201,7 +201,7 @@ TEXTS = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 
 
 def unknown() -> st.SearchStrategy[dict[str, Any]]:
-    """Keys that no spec has."""
+    """Generate keys that no spec defines."""
     return st.dictionaries(st.text(max_size=5).map("x-{}".format), JSON, max_size=2)
 
 
@@ -230,7 +230,7 @@ def versions(draw: st.DrawFn, version_id: int) -> dict[str, Any]:
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """View metadata with any content that the spec allows, and keys that it does not know at every level."""
+    """Draw view metadata with any content that the spec allows, and with unknown keys at every level."""
     document = draw(
         objects(
             view_uuid=st.uuids().map(str),

@@ -152,7 +152,7 @@ def test_old_versions_expire() -> None:
 
 @dataclass
 class Model:
-    """A view as its history: what was current when, and which definitions have which ids."""
+    """Return a view's history: its current versions with their times, and the definitions by their ids."""
 
     definitions: dict[int, tuple[str, int]] = field(default_factory=dict)
     log: list[tuple[int, int]] = field(default_factory=list)

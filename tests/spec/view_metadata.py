@@ -31,7 +31,7 @@ def _field(field_id: int, name: str, kind: str, doc: str | None = "") -> dict[st
 
 
 def draft_example(versions: int) -> dict[str, Any]:
-    """The example of the first draft after its third or fourth step, with one version or two."""
+    """Return the example of the first draft after its third or fourth step, with one version or two."""
     sql = ("SELECT *\nFROM\n  base_tab\n", 'SELECT "count"(*) my_cnt\nFROM\n  base_tab\n')
     times = (1573518431292, 1573518440265)
     known = [
@@ -66,7 +66,7 @@ def _version(version_id: int, timestamp_ms: int, sql: str) -> dict[str, Any]:
 
 
 def example(versions: int) -> dict[str, Any]:
-    """The example of the current spec, with one version or two."""
+    """Return the example of the current spec, with one version or two."""
     known = [
         _version(1, 1573518431292, "SELECT\n    COUNT(1), CAST(event_ts AS DATE)\nFROM events\nGROUP BY 2"),
         _version(

@@ -20,7 +20,7 @@ CONTENT = bytes(range(200))
 
 @dataclass
 class Memory:
-    """Files in memory, which count requests; `meeting`: where as many requests wait for each other."""
+    """Files in memory that record requests. With `meeting`, requests wait until as many as its parties run."""
 
     meeting: Barrier | None = None
     requests: list[FileRange] = field(default_factory=list)
@@ -50,7 +50,7 @@ def _small_limits() -> object:
 @settings(deadline=None)
 @given(st.lists(st.builds(FileRange, st.sampled_from("ab"), st.integers(-5, 220), st.integers(0, 70))))
 def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
-    """For ranges in any order, overlapping or beyond the file's end."""
+    """Ranges may be in any order, overlap, or extend beyond the end of the file."""
     reader = Memory()
     assert read(reader, ranges) == [Memory().read_range(*part) for part in ranges]
     joined = [part.size for part in reader.requests if part not in ranges]
@@ -94,7 +94,7 @@ def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> N
 
 
 def test_items_are_read_ahead_in_order() -> None:
-    """As many wait for each other as are read at a time; a later one is begun when an earlier one is taken."""
+    """Items that are read at the same time wait for each other. A later one begins once an earlier one is yielded."""
     meeting, begun = Barrier(16), []
 
     def read_item(item: int) -> int:

@@ -41,7 +41,7 @@ def folder(s3: S3Server) -> str:
 
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waits between attempts."""
+    """Omit the waits between attempts."""
     monkeypatch.setattr(content, "_WAITS", (0.0, 0.0))
 
 
@@ -93,7 +93,7 @@ def test_missing_and_listed_files(s3: S3Server, files: IOFiles, folder: str) -> 
 def test_objects_are_deleted_by_few_requests(
     s3: S3Server, files: IOFiles, folder: str, kind: str, refused: int
 ) -> None:
-    """A store may not have the request that deletes many."""
+    """Some stores don't support the request that deletes many objects."""
     locations = [f"{folder}/{number}" for number in range(1_003)]
     for location in (locations[0], locations[-1]):
         files.write_new(location, b"1")
@@ -107,7 +107,7 @@ def test_objects_are_deleted_by_few_requests(
 
 
 def test_files_by_a_pattern(s3: S3Server, files: IOFiles, folder: str) -> None:
-    """Whose listing asks for no file of other folders."""
+    """The listing requests no files of other folders."""
     for name in (
         "a/metadata/v1.json",
         "b/metadata/v1.json",
@@ -151,7 +151,7 @@ def test_spellings_of_the_scheme(files: IOFiles, kind: str, folder: str, scheme:
 
 @pytest.mark.usefixtures("_hurried")
 def test_a_busy_store_is_asked_again(s3: S3Server, folder: str) -> None:
-    """More often than its client asks, which is three times."""
+    """There are more attempts than the three of the store's client."""
     files = IOFiles(s3.io("pyarrow"))
     files.write_new(f"{folder}/f", b"content")
     with s3.faulty(refuses=refused_first(4)), s3.counted() as sent:
@@ -212,7 +212,7 @@ def test_no_publishing_without_a_condition(
 
 
 def test_credentials_are_never_shown(s3: S3Server, files: IOFiles, folder: str) -> None:
-    """Neither the FileIO's credentials, nor what a store repeats of them."""
+    """Texts contain neither the FileIO's credentials nor their repetition in a store's answers."""
     shown = [repr(part) for part in (files, executor_reader(files), executor_writer(files))]
     writes: list[Callable[[], Any]] = [
         lambda: files.write_new(f"{folder}/f", b""),

@@ -177,7 +177,7 @@ def commit(table: Table, change: str, files: object) -> Table:
 
 @pytest.mark.usefixtures("s3a")
 def test_a_folder_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
-    """It is opened by s3a, and its metadata names files by s3."""
+    """Spark opens the folder by s3a, though its metadata names files by s3."""
     catalog = sql_catalog(s3, tmp_path, warehouse, "pyarrow")
     folder = catalog.load_table(IDENTIFIER, spark).location().replace("s3://", "s3a://")
     table = sm.load_table(folder, spark)
@@ -217,7 +217,7 @@ def test_leaves_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Pa
 
 
 def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
-    """One line says so, and what to do."""
+    """The error is one line that names the missing file system and suggests a catalog."""
     location = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).metadata_location
     with (
         # Without the cache, which may have the bucket's file system of an earlier test.

@@ -58,7 +58,7 @@ def test_over_another(tmp_path: Path) -> None:
 
 
 def test_one_of_many_publishes(tmp_path: Path) -> None:
-    """And nobody ever sees a part of the file."""
+    """Readers never see a part of the file."""
     torn: list[int] = []
     done = threading.Event()
     size = 1 << 20
