@@ -160,8 +160,8 @@ def list_cases() -> list[Any]:
     """
     listed = []
     for change, other in cases():
-        needed = max(3 if each.operation == "vector" else 2 if each.operation == "equality" else 1
-                     for each in (change, other))  # fmt: skip
+        needed = max(3 if candidate.operation == "vector" else 2 if candidate.operation == "equality" else 1
+                     for candidate in (change, other))  # fmt: skip
         if "compact_manifests" in (change.operation, other.operation):
             continue
         versions = [name for name, version in VERSIONS.items() if version >= needed]

@@ -89,7 +89,7 @@ class Turns:
         table = opened(self.shop)
         current = self.shop.snapshot_id()
         assert Counter(row_texts(table.scan().to_df())) == self.rows[current], self.names
-        left = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id in self.rows]
+        left = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.snapshot_id in self.rows]
         for snapshot_id in left if all_snapshots else self.rng.sample(left, 1):
             assert self._java_rows(snapshot_id) == self.rows[snapshot_id], self.names
             ours = table.scan(snapshot_id=snapshot_id).to_df()

@@ -1,4 +1,4 @@
-"""Filters whose literals are beyond the range of the column's type, or infinite, are compared with row by row evaluation."""
+"""Filters with literals beyond the range of the column's type, or infinite ones, select the same rows as row by row."""
 
 from __future__ import annotations
 
