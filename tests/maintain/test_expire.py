@@ -49,7 +49,7 @@ HOUR = 3_600_000
 NOW = 1_700_000_000_000
 
 
-# -- which snapshots -------------------------------------------------------------------------------------------------
+# -- expired snapshots -----------------------------------------------------------------------------------------------
 
 
 def retention(draw: Any, names: tuple[str, ...]) -> dict[str, int]:
@@ -131,7 +131,7 @@ def test_the_same_snapshots_as_java(data: Any, spark: SparkSession, tmp_path: Pa
     assert all(after.snapshot_by_id(ref.snapshot_id) for name, ref in after.refs.items() if name != "main")
 
 
-# -- which files -----------------------------------------------------------------------------------------------------
+# -- deleted files ---------------------------------------------------------------------------------------------------
 
 
 def files_below(folder: Path) -> set[str]:
@@ -325,7 +325,7 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
     }
 
 
-# -- what changes are computed from ----------------------------------------------------------------------------------
+# -- files that changes need -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("job", ["expire", "orphans"])

@@ -531,7 +531,7 @@ def test_wide_rows_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(ROWS.read([planned]))) == 1
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -118,7 +118,7 @@ def test_folders_of_other_transforms_do_not_fill_a_column(spark: SparkSession, t
     assert partitions(table.add_files([write(tmp_path / "p_bucket=null" / "1.parquet", id=IDS)])) == [None]
 
 
-# -- which folder is which field's ------------------------------------------------------------------------------------
+# -- folders of partition fields --------------------------------------------------------------------------------------
 
 ONE = pa.array([1], pa.int64())
 REGIONS = Schema(
@@ -234,7 +234,7 @@ def test_java_takes_the_same_folders(spark: SparkSession, tmp_path: Path) -> Non
         assert row_texts(ours.sql("SELECT * FROM {t}")) == row_texts(theirs.sql("SELECT * FROM {t}"))
 
 
-# -- where the files are ----------------------------------------------------------------------------------------------
+# -- locations of files -----------------------------------------------------------------------------------------------
 
 
 def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> None:
