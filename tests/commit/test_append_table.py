@@ -107,7 +107,7 @@ def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> No
 
 @pytest.mark.parametrize("direct_files", [1, 100])
 def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_files: int) -> None:
-    """Leaves and roots have the same metrics as a DataFrame of these files gives."""
+    """Files in leaves and in the root have the same metrics as files that a DataFrame adds."""
     source = loaded(spark, source_of(tmp_path / "source"))
     limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
     target = target_of(spark, tmp_path / "target", limits)

@@ -154,9 +154,9 @@ def case_id(part: Change | str) -> str:
 
 
 def list_cases() -> list[Any]:
-    """Return each pair in one version that supports its files; in the soak in every one.
+    """Return pairs without compactions of manifests, each in one version that supports its files.
 
-    Only the first change may compact manifests.
+    The soak has every version.
     """
     listed = []
     for change, other in cases():
