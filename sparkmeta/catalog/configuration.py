@@ -39,7 +39,7 @@ _FILE_IOS: Final = {
     for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
                  "azure.adlsv2.ADLSFileIO")
 }  # fmt: skip
-# Properties that decide who is trusted, what is opened or who may commit, and that pyiceberg lacks.
+# Properties that control authentication, files or commits, and that pyiceberg lacks.
 _UNMAPPED: Final = re.compile(
     r"client\.(?:factory|credentials-provider.*|assume-role\..+)|hadoop\..+|lock-impl|rest\.client\..+|"
     r"s3\.(?:client-factory-impl|access-grants\..+)"

@@ -355,7 +355,7 @@ def _leaf_rows(base: Root) -> list[dict[str, Any]]:
 def _changes(
     old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, load: LoadBlob
 ) -> tuple[PositionBitmap, PositionBitmap]:
-    """Return the ordinals that only the new manifest DV of a leaf masks, and those that only the old one masks."""
+    """Return the ordinals of a leaf that only its new manifest DV masks, and that only its old one masks."""
     nothing = PositionBitmap({})
     if same_manifest_dv(old, new):
         return nothing, nothing

@@ -194,13 +194,17 @@ class Rewrite:
         """Return the z-order of files' rows. Reads some of the rows."""
         assert self.order is not None
         schema, columns = self.state.metadata.schema(), self.order.curve
-        ways = [way_to(schema, column.field_id) for column in columns]
-        paths: list[Path] = [(way[0].name, *(field.name for field in way[1:])) for way in ways]
+        field_paths = [way_to(schema, column.field_id) for column in columns]
+        paths: list[Path] = [
+            (field_path[0].name, *(field.name for field in field_path[1:])) for field_path in field_paths
+        ]
         curve_schema = prune_columns(schema, {column.field_id for column in columns})
         count = sum(files.numbers("record_count").tolist())
         rows = rows_of(self._scan(curve_schema), files)
         sample = rows.sample(min(1.0, _SAMPLED / max(count, 1)), seed=7).limit(2 * _SAMPLED).toArrow()
-        of_rows: list[Path] = [(schema.fields.index(way[0]), *path[1:]) for way, path in zip(ways, paths, strict=True)]
+        of_rows: list[Path] = [
+            (schema.fields.index(field_path[0]), *path[1:]) for field_path, path in zip(field_paths, paths, strict=True)
+        ]
         return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
 
 

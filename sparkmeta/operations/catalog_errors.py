@@ -97,7 +97,7 @@ def settled(
     """Look for the outcome of a block's request if the catalog does not respond.
 
     Args:
-        problem: what the catalog may have done, such as `db.t may have been registered`.
+        problem: the possible effect of the request, such as `db.t may have been registered`.
         is_done: returns whether the catalog has carried out the request.
         properties: the table properties `commit.status-check.*`, which limit how often to look.
 

@@ -186,7 +186,7 @@ def _create(
 
     Args:
         properties: the table properties `commit.status-check.*`.
-        problem: what an unknown outcome may have done.
+        problem: the possible effect of a request with an unknown outcome, for error messages.
     """
     create = partial(catalog._create_glue_table, *catalog.identifier_to_database_and_table(identifier), entry)
     try:

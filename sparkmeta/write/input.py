@@ -177,13 +177,13 @@ def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int],
     return frozenset(field_id for field_id in field_ids if _has(rows, way_to(schema, field_id), table))
 
 
-def _has(rows: spark.StructType, way: Sequence[NestedField], table: str) -> bool:
+def _has(rows: spark.StructType, field_path: Sequence[NestedField], table: str) -> bool:
     kind: spark.DataType = rows
-    for field in way:
+    for field in field_path:
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
             return False
         kind = kind[field.name].dataType
-    check_type(kind, way[-1].field_type, tuple(field.name for field in way), table)
+    check_type(kind, field_path[-1].field_type, tuple(field.name for field in field_path), table)
     return True
 
 
@@ -292,11 +292,11 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
         field_id: the id of a primitive field that is not inside a list or map.
         names: the names that the columns of the rows have instead, in their order.
     """
-    way = way_to(schema, field_id)
-    wanted = way[-1].field_type
+    field_path = way_to(schema, field_id)
+    wanted = field_path[-1].field_type
     assert isinstance(wanted, PrimitiveType)
     value, kind = sql.Sql(""), cast("spark.DataType", rows)
-    for depth, field in enumerate(way):
+    for depth, field in enumerate(field_path):
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
             default = _default_value(field, wanted)
             return sql.when(value.isNotNull(), default) if depth else default
@@ -313,7 +313,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
 
 def positional_names(columns: Sequence[object]) -> list[str]:
     """Return unique names of columns by position. A table's names may differ only in case, which Spark ignores."""
-    return [f"_column_{place}" for place in range(len(columns))]
+    return [f"_column_{index}" for index in range(len(columns))]
 
 
 def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) -> SparkColumn:
@@ -393,50 +393,50 @@ def assigned_values(
     OPTIONS.check(f"{table}: assignments", assignments)
     if not assignments:
         raise ValidationError(f"{table}: an update or insert takes at least one assignment")
-    ways = {name: _way(name, schema, table, by_path=before is not None) for name in assignments}
-    _refuse_overlaps(ways, table)
+    field_paths = {name: _field_path(name, schema, table, by_path=before is not None) for name in assignments}
+    _refuse_overlaps(field_paths, table)
     values: dict[str, Column] = {}
     parts: dict[str, dict[tuple[str, ...], Column]] = {}
-    for name, way in ways.items():
-        column = _assigned(frame, assignments[name], way, table)
-        if len(way) == 1:
+    for name, field_path in field_paths.items():
+        column = _assigned(frame, assignments[name], field_path, table)
+        if len(field_path) == 1:
             values[name] = column
         else:
-            parts.setdefault(way[0].name, {})[tuple(field.name for field in way[1:])] = column
+            parts.setdefault(field_path[0].name, {})[tuple(field.name for field in field_path[1:])] = column
     for name, assigned in parts.items():
         values[name] = _with_fields(F.col(f"{before}{sql.quoted(name)}"), schema.find_field(name).field_type, assigned)
     return values
 
 
-def _way(name: str, schema: Schema, table: str, *, by_path: bool) -> tuple[NestedField, ...]:
+def _field_path(name: str, schema: Schema, table: str, *, by_path: bool) -> tuple[NestedField, ...]:
     """Return the fields from the top of the schema to an assigned field."""
     top = next((field for field in schema.fields if field.name == name), None)
     if top is not None:
         return (top,)
     if name not in schema._name_to_id:
         raise ValidationError(f"{table}: assigned column {name} is not in the table")
-    way = tuple(way_to(schema, schema._name_to_id[name]))
+    field_path = tuple(way_to(schema, schema._name_to_id[name]))
     if not by_path:
-        problem = f"assigned column {name} is a field of {way[0].name}: an insert assigns whole columns"
+        problem = f"assigned column {name} is a field of {field_path[0].name}: an insert assigns whole columns"
         raise ValidationError(f"{table}: {problem}")
-    for parent in way[:-1]:
+    for parent in field_path[:-1]:
         if not isinstance(parent.field_type, StructType):
             problem = f"assigned column {name} is inside {parent.name}, which is no struct: assign all of it"
             raise ValidationError(f"{table}: {problem}")
-    return way
+    return field_path
 
 
-def _refuse_overlaps(ways: Mapping[str, tuple[NestedField, ...]], table: str) -> None:
-    names = {way[-1].field_id: name for name, way in ways.items()}
-    for name, way in ways.items():
-        for parent in way[:-1]:
+def _refuse_overlaps(field_paths: Mapping[str, tuple[NestedField, ...]], table: str) -> None:
+    names = {field_path[-1].field_id: name for name, field_path in field_paths.items()}
+    for name, field_path in field_paths.items():
+        for parent in field_path[:-1]:
             if parent.field_id in names:
                 raise ValidationError(f"{table}: {names[parent.field_id]} and {name}, a field of it, are both assigned")
 
 
-def _assigned(frame: DataFrame, value: Column | Any, way: Sequence[NestedField], table: str) -> Column:
+def _assigned(frame: DataFrame, value: Column | Any, field_path: Sequence[NestedField], table: str) -> Column:
     """Return an assigned value, converted to the type of its field."""
-    path, wanted = tuple(field.name for field in way), way[-1].field_type
+    path, wanted = tuple(field.name for field in field_path), field_path[-1].field_type
     subject = f"{table}: {'.'.join(path)}"
     column, kind = _evaluated(frame, value, subject)
     if not isinstance(wanted, PrimitiveType):

@@ -147,7 +147,7 @@ class Output(Protocol):
 
 
 class FileOpener(Protocol):
-    """Opens the files of a write. It holds what they have in common."""
+    """Opens the files of a write, with the settings that they share."""
 
     @property
     def schema(self) -> pa.Schema:

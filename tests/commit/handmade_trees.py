@@ -57,9 +57,9 @@ def data(name: str, status: int = ADDED, sequence: int | None = None, **values: 
 
 def vector(name: str, of: str, status: int = ADDED, sequence: int | None = None) -> Row:
     """Return the entry of a data file's deletion vector, in a separate Puffin file."""
-    place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
+    stored = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     row = data(name, status, sequence, content_type=int(ContentType.POSITION_DELETES), file_format="puffin")
-    return row | {"record_count": 1, "deletion_vector": place, "referenced_file": f"/d/{of}"}
+    return row | {"record_count": 1, "deletion_vector": stored, "referenced_file": f"/d/{of}"}
 
 
 @dataclass
@@ -97,9 +97,9 @@ class HandmadeTree:
         """Return the root's entry for a leaf's deletion vector."""
         bitmap = PositionBitmap.of(sorted(positions))
         blob = write_deletion_vector(bitmap)
-        place = {"offset": None, "size_in_bytes": None, "inline_content": blob}
+        stored = {"offset": None, "size_in_bytes": None, "inline_content": blob}
         row = data(name, status, sequence, content_type=int(ContentType.MANIFEST_DELETION_VECTOR))
-        more = {"location": None, "file_format": "puffin", "file_size_in_bytes": None, "deletion_vector": place}
+        more = {"location": None, "file_format": "puffin", "file_size_in_bytes": None, "deletion_vector": stored}
         return row | more | {"record_count": bitmap.cardinality, "referenced_file": self.path(f"{name}.parquet")}
 
     def snapshot(self, *rows: Row) -> Reading:

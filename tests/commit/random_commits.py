@@ -89,13 +89,13 @@ class Maker:
 
     def equality(self, spec: tuple[int, Sequence[str]]) -> File:
         part = self.rng.choice(PARTS)
-        place = (spec[0], self._partition(spec[1], part))
-        return File(EQUALITY, self.name("equality", ".parquet"), self.rng.randrange(1, 9), 300, *place)
+        partition = (spec[0], self._partition(spec[1], part))
+        return File(EQUALITY, self.name("equality", ".parquet"), self.rng.randrange(1, 9), 300, *partition)
 
     def positions(self, like: File, of: str | None) -> File:
         """Return a position delete file of version 2, for one data file or its partition."""
-        place = (like.spec_id, like.partition)
-        return File(POSITION, self.name("positions", ".parquet"), self.rng.randrange(1, 9), 200, *place, of=of)
+        partition = (like.spec_id, like.partition)
+        return File(POSITION, self.name("positions", ".parquet"), self.rng.randrange(1, 9), 200, *partition, of=of)
 
     def vectors(self, files: Iterable[File], live: Mapping[Any, File], least: int = 1) -> list[File]:
         """Return deletion vectors of files, in one Puffin file.
@@ -105,7 +105,12 @@ class Maker:
         path, chosen = self.name("dv", ".puffin"), []
         for file in files:
             old = next(
-                (each.positions for each in live.values() if each.is_vector and each.of == file.path), frozenset()
+                (
+                    live_file.positions
+                    for live_file in live.values()
+                    if live_file.is_vector and live_file.of == file.path
+                ),
+                frozenset(),
             )
             new = self.rng.sample(range(file.records), self.rng.randrange(least, file.records + 1))
             chosen.append((file, frozenset(old | set(new))))
@@ -163,7 +168,7 @@ def metrics(file: File) -> dict[str, dict[int, Any]]:
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     if file.ids is not None:
-        lower[1], upper[1] = (each.to_bytes(8, "little") for each in file.ids)
+        lower[1], upper[1] = (bound.to_bytes(8, "little") for bound in file.ids)
     if file.part is not None:
         lower[2] = upper[2] = file.part.encode()
     nulls = {1: 0, 2: file.records if file.part is None else 0}
@@ -205,7 +210,9 @@ class Task:
     def replaces(self, removed: Sequence[File]) -> None:
         """Expect a conflict if rows that this transaction has deleted would come back."""
         equality = [file for file in self._new_deletes() if file.content == EQUALITY]
-        if any(not file.partition or same_partition(file, each) for file in equality for each in removed):
+        if any(
+            not file.partition or same_partition(file, removed_file) for file in equality for removed_file in removed
+        ):
             self.error = CommitConflictError
         self.masks(removed)
 
@@ -335,7 +342,11 @@ def rewrite(task: Task) -> None:
     if not targets:
         return append(task)
     removed = [file for file in task.draft.data() if same_partition(file, targets[0]) and file.path in task.known][:4]
-    gone = [file for file in task.draft.live.values() if file.is_vector and file.of in {each.path for each in removed}]
+    gone = [
+        file
+        for file in task.draft.live.values()
+        if file.is_vector and file.of in {removed_file.path for removed_file in removed}
+    ]
     rows = sum(file.records for file in removed) - sum(file.records for file in gone)
     new = [task.maker.data(task.spec, removed[0])] if rows else []
     new = [File(**{**vars(file), "records": rows}) for file in new]
@@ -367,7 +378,7 @@ def replace_partitions(task: Task) -> None:
     task.update.replace_partitions(task.added(new))
     everything = not task.spec[1]
     task.draft.remove(
-        [file for file in task.draft.data() if everything or any(same_partition(file, each) for each in new)]
+        [file for file in task.draft.data() if everything or any(same_partition(file, new_file) for new_file in new)]
     )
     task.operation = "overwrite"
 

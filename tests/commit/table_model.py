@@ -101,8 +101,8 @@ def plan(files: Files) -> dict[str, Planned]:
     planned = {}
     for file in files.values():
         if file.content == DATA:
-            applied = frozenset(Delete(each.path, each.offset, each.records, each.sequence)
-                                for each in applying(file, deletes))  # fmt: skip
+            applied = frozenset(Delete(delete.path, delete.offset, delete.records, delete.sequence)
+                                for delete in applying(file, deletes))  # fmt: skip
             planned[file.path] = Planned(file.records, file.size, file.sequence, file.spec_id, file.partition, applied)
     return planned
 

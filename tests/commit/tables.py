@@ -56,7 +56,7 @@ def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) ->
     parent = base.current_snapshot()
     sequence_number = base.last_sequence_number + 1
     updated = max(base.last_updated_ms + 1, 1_700_000_000_000)
-    where = "root-manifest" if base.format_version == 4 else "manifest-list"
+    location_field = "root-manifest" if base.format_version == 4 else "manifest-list"
     lineage = {"first-row-id": 0, "added-rows": 0} if base.format_version >= 3 else {}
     snapshot = Snapshot.model_validate(
         {
@@ -64,7 +64,7 @@ def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) ->
             "parent-snapshot-id": parent.snapshot_id if parent else None,
             "sequence-number": sequence_number if base.format_version > 1 else 0,
             "timestamp-ms": updated,
-            where: f"{base.location}/metadata/{snapshot_id}",
+            location_field: f"{base.location}/metadata/{snapshot_id}",
             "summary": {"operation": "append", **properties},
             "schema-id": 0,
             **lineage,

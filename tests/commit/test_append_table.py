@@ -107,7 +107,7 @@ def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> No
 
 @pytest.mark.parametrize("direct_files", [1, 100])
 def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_files: int) -> None:
-    """Leaves and roots have the same metrics as a DataFrame of these files gives."""
+    """Files in leaves and in the root have the same metrics as files that a DataFrame adds."""
     source = loaded(spark, source_of(tmp_path / "source"))
     limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
     target = target_of(spark, tmp_path / "target", limits)
@@ -350,10 +350,10 @@ def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Pa
     for place, table in (("source", source), ("target", after)):
         frames[place, "files"] = table.inspect.data_files().drop(*DROPPED, "first_row_id", "spec_id")
         frames[place, "metrics"] = metrics(table, after)
-        for each in filters(peer, FILTERS if SOAK else 2):
-            scan = table.scan(each.expression, case_sensitive=each.case_sensitive)
-            frames[place, each.name] = scan.plan_files().drop(*NUMBERS, "spec_id")
-    rows = {key: counted(each) for key, each in collected(frames).items()}
+        for row_filter in filters(peer, FILTERS if SOAK else 2):
+            scan = table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
+            frames[place, row_filter.name] = scan.plan_files().drop(*NUMBERS, "spec_id")
+    rows = {key: counted(frame_rows) for key, frame_rows in collected(frames).items()}
     for place, key in frames:
         assert rows[place, key] == rows["source", key], key
     assert after.check().isEmpty()

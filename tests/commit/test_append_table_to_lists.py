@@ -98,7 +98,7 @@ def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path
     table = HandmadeTable(tmp_path / "source", summaries=True)
     for number in range(12):
         part = {"partition": {"part": f"p{number:02}"}}
-        table.add(0, 1, *(data(f"x:f{number}-{place}", **part) for place in range(20)))
+        table.add(0, 1, *(data(f"x:f{number}-{ordinal}", **part) for ordinal in range(20)))
     source = loaded(spark, table)
     size = source.inspect.manifests().agg({"length": "max"}).collect()[0][0]
     limits = {"commit.manifest.target-size-bytes": str(3 * size), "commit.manifest-merge.enabled": "false"}
@@ -456,10 +456,10 @@ def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Pa
     frames: dict[Any, Any] = {}
     for which, table in (("source", source), ("target", after)):
         frames[which, "files"] = table.inspect.data_files().drop("first_row_id", *dropped)
-        for each in filters(peer, FILTERS if SOAK else 2):
-            scan = table.scan(each.expression, case_sensitive=each.case_sensitive)
-            frames[which, each.name] = scan.plan_files().drop(*NUMBERS, *dropped)
-    rows = {key: counted(each) for key, each in collected(frames).items()}
+        for row_filter in filters(peer, FILTERS if SOAK else 2):
+            scan = table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
+            frames[which, row_filter.name] = scan.plan_files().drop(*NUMBERS, *dropped)
+    rows = {key: counted(frame_rows) for key, frame_rows in collected(frames).items()}
     for which, key in frames:
         assert rows[which, key] == rows["source", key], key
     if "partition" not in dropped and (expected := java_files(peer, source)) is not None:

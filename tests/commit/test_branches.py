@@ -190,7 +190,7 @@ def test_fast_forwards_are_those_of_java(other: str | None, table: sm.Table, spa
     assert table.check().collect() == []
 
 
-# -- what Java has no way to say, or ours says otherwise -------------------------------------------------------------
+# -- cases without a counterpart in Java, or with another outcome ----------------------------------------------------
 
 
 def test_a_fast_forward_keeps_retention_and_creates_branches(table: sm.Table) -> None:

@@ -156,7 +156,9 @@ class World:
         """Return deletion vectors of data files, in one Puffin file."""
         path = self.folder / f"vectors-{self.count}.puffin"
         self.count += 1
-        blobs = [write_deletion_vector(PositionBitmap.of(sorted(each))) for each in positions.values()]
+        blobs = [
+            write_deletion_vector(PositionBitmap.of(sorted(file_positions))) for file_positions in positions.values()
+        ]
         file = write_puffin(
             [deletion_vector_blob(blob, of, len(positions[of])) for blob, of in zip(blobs, positions, strict=True)]
         )
@@ -165,8 +167,8 @@ class World:
             {"content": 1, "file_path": path.as_uri(), "file_format": "PUFFIN", "spec_id": 0,
              "partition": self.model.data[of]["partition"] if of in self.model.data else {"s": "a", "id_bucket": 0},
              "record_count": len(positions[of]), "file_size_in_bytes": len(file.data), "referenced_data_file": of,
-             "content_offset": place.offset, "content_size_in_bytes": place.length}
-            for of, place in zip(positions, file.blobs, strict=True)
+             "content_offset": blob_position.offset, "content_size_in_bytes": blob_position.length}
+            for of, blob_position in zip(positions, file.blobs, strict=True)
         ]  # fmt: skip
 
     def some(self, most: int) -> list[str]:

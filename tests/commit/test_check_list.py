@@ -174,8 +174,10 @@ def test_a_contradiction(case: Callable[[HandmadeTable], Broken], tmp_path: Path
     table = handmade(tmp_path)
     rule, location, value = case(table)
     broken = violations(load_table(table.write(), spark))
-    assert [each for each in broken if each[:2] == (rule, location) and each[2].startswith(value)], broken
-    assert {each[0] for each in broken} == {rule}, broken
+    assert [
+        violation for violation in broken if violation[:2] == (rule, location) and violation[2].startswith(value)
+    ], broken
+    assert {violation[0] for violation in broken} == {rule}, broken
 
 
 def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: SparkSession) -> None:
@@ -186,7 +188,7 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
     (folder / "m0.avro").write_bytes(whole[:-20] + bytes(20))
     (folder / "m2.avro").unlink()
     broken = violations(load_table(location, spark))
-    assert {each[:2] for each in broken} == {
+    assert {violation[:2] for violation in broken} == {
         ("manifest-content", "m0.avro"),
         ("manifest-content", "m2.avro"),
         ("bounds-order", "m1.avro"),

@@ -154,14 +154,14 @@ def case_id(part: Change | str) -> str:
 
 
 def list_cases() -> list[Any]:
-    """Return each pair in one version that supports its files; in the soak in every one.
+    """Return pairs without compactions of manifests, each in one version that supports its files.
 
-    Only the first change may compact manifests.
+    The soak has every version.
     """
     listed = []
     for change, other in cases():
-        needed = max(3 if each.operation == "vector" else 2 if each.operation == "equality" else 1
-                     for each in (change, other))  # fmt: skip
+        needed = max(3 if candidate.operation == "vector" else 2 if candidate.operation == "equality" else 1
+                     for candidate in (change, other))  # fmt: skip
         if "compact_manifests" in (change.operation, other.operation):
             continue
         versions = [name for name, version in VERSIONS.items() if version >= needed]

@@ -110,7 +110,7 @@ def api(statement: str) -> Callable[[Workshop], Any]:
 
     def carry_out(shop: Workshop) -> None:
         exprs = shop.java.iceberg.expressions.Expressions
-        ids = [each["snapshot-id"] for each in document(shop)["snapshots"]]
+        ids = [snapshot["snapshot-id"] for snapshot in document(shop)["snapshots"]]
         iceberg = shop.java.iceberg
         names = {"table": shop.table, "ids": ids, "java": shop.java, "exprs": exprs}
         eval(statement, names | {"types": iceberg.types.Types, "literal": iceberg.expressions.Literal})

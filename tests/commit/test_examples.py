@@ -116,9 +116,9 @@ class Committed:
             file = write_puffin([deletion_vector_blob(blob, f"/d/{of}", 10)])
             path = Path(self.table.location().removeprefix("file://")) / name
             path.write_bytes(file.data)
-            (place,) = file.blobs
+            (blob_position,) = file.blobs
             row = self.files(name, content=1, file_format="puffin", referenced_data_file=f"/d/{of}",
-                             content_offset=place.offset, content_size_in_bytes=place.length,
+                             content_offset=blob_position.offset, content_size_in_bytes=blob_position.length,
                              file_size_in_bytes=len(file.data))  # fmt: skip
             frames.append(row.withColumn("file_path", F.lit(str(path))))
         whole = frames[0]

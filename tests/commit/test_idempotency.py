@@ -183,8 +183,8 @@ def test_epochs_are_done_again_after_a_rollback_and_an_expiry(table: sm.Table) -
     undone = head(table)
     table.manage_snapshots().rollback_to_snapshot(other).commit()
     table = add(table.refresh(), 8).commit()
-    for each in (table, table.maintenance.expire_snapshots(snapshot_ids=[undone]).commit()):
-        assert each.committed_version("q") is None
+    for current in (table, table.maintenance.expire_snapshots(snapshot_ids=[undone]).commit()):
+        assert current.committed_version("q") is None
     table = stream(table, 3, 9).commit()
     other = head(table)
     table = stream(table, 5, 10).commit()
@@ -292,7 +292,7 @@ def test_rows_are_appended_once_after_a_lost_answer(
     counting = FaultyFiles()
     other = sm.load_table(add(table, 1, ("app", 0)).commit().location(), spark=spark)
     through(other, counting).append(rows)
-    publish = next(place for place, (name, _) in enumerate(counting.operations) if name == "publish")
+    publish = next(index for index, (name, _) in enumerate(counting.operations) if name == "publish")
     for stale in (False, True):
         base = sm.load_table(location, spark=spark)
         lost = through(base, FaultyFiles(fault=Fault(publish, Kind.ANSWER_LOST, lasting=True)))

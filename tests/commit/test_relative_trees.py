@@ -56,7 +56,7 @@ def written(folder: Path) -> set[str]:
             locations.update(table.column(name).to_pylist())
     newest = max(folder.glob("metadata/v*.metadata.json"), key=lambda path: int(path.name.split(".")[0][1:]))
     document = json.loads(newest.read_text())
-    locations.update(each.get("root-manifest") or each["manifest-list"] for each in document["snapshots"])
+    locations.update(snapshot.get("root-manifest") or snapshot["manifest-list"] for snapshot in document["snapshots"])
     locations.update(entry["metadata-file"] for entry in document["metadata-log"])
     return {location for location in locations if location}
 
@@ -75,13 +75,13 @@ def test_a_copied_folder_is_a_table(spark: SparkSession, tree: sm.Table) -> None
     shutil.copytree(folder, copied)
     expected, before = ids(tree), files_below(folder)
     hidden = folder.rename(folder.parent / "hidden")
-    place = tree.location().replace("db/t", "db/copy [x] %20")
+    copied_location = tree.location().replace("db/t", "db/copy [x] %20")
     for opened in (str(copied), f"file://{copied}"):
         copy = sm.load_table(opened, spark=spark)
-        assert (copy.location(), ids(copy), copy.check().collect()) == (place, expected, [])
+        assert (copy.location(), ids(copy), copy.check().collect()) == (copied_location, expected, [])
         paths = [row.file_path for row in copy.scan().plan_files().collect()]
         assert paths
-        assert all(path.startswith(f"{place}/data/") for path in paths)
+        assert all(path.startswith(f"{copied_location}/data/") for path in paths)
     hidden.rename(folder)
     copy = changed(spark, copy, 100)
     rows = ids(copy)
@@ -132,14 +132,14 @@ def test_paths_are_found_as_they_were_given(spark: SparkSession, tree: sm.Table)
     added = spark.createDataFrame([("/elsewhere/a.parquet", "PARQUET", 1, 100)], files)
     with tree.transaction() as tx:
         tx.update_snapshot().append(added)
-    place = "file:///elsewhere/a.parquet" if tree.location().startswith("file:") else "/elsewhere/a.parquet"
+    path = "file:///elsewhere/a.parquet" if tree.location().startswith("file:") else "/elsewhere/a.parquet"
     table = tree.refresh()
-    assert table.inspect.files().where(f"file_path = '{place}'").count() == 1
+    assert table.inspect.files().where(f"file_path = '{path}'").count() == 1
     with pytest.raises(sm.ValidationError, match=r"a\.parquet"), table.transaction() as tx:
         tx.update_snapshot().append(added)
     with table.transaction() as tx:
         tx.update_snapshot().delete(added.select("file_path"))
-    assert table.refresh().inspect.files().where(f"file_path = '{place}'").count() == 0
+    assert table.refresh().inspect.files().where(f"file_path = '{path}'").count() == 0
 
 
 def test_new_files_are_named_by_absolute_locations(spark: SparkSession, tree: sm.Table) -> None:

@@ -276,7 +276,7 @@ def test_credentials_of_a_table(swap: RestOperations, base: TableVersion, proxy:
     proxy.edit = vend
     loaded = load_rest_table(swap.catalog, swap.identifier)
     assert loaded.io.properties.items() >= {"a": "of the table", "b": "of the credential"}.items()
-    assert [each.config["b"] for each in loaded.credentials] == ["of elsewhere", "of the credential"]
+    assert [credential.config["b"] for credential in loaded.credentials] == ["of elsewhere", "of the credential"]
     proxy.requests.clear()
     operations = RestOperations(swap.catalog, swap.identifier, token=loaded.token)
     operations.commit(loaded.version, appended(base.metadata))

@@ -180,9 +180,9 @@ class Run:
 
     def _name(self, kind: str, create: Any, tx: Any) -> None:
         if self.snapshots:
-            name, place = f"{kind}{len(self.refs)}", self.rng.choice([*self.snapshots])
-            create(place, name).commit()
-            self.refs[name] = place
+            name, snapshot_id = f"{kind}{len(self.refs)}", self.rng.choice([*self.snapshots])
+            create(snapshot_id, name).commit()
+            self.refs[name] = snapshot_id
 
     def _back(self, tx: Any) -> None:
         head = self.head("main")
@@ -190,7 +190,7 @@ class Run:
             tx.manage_snapshots().rollback_to_snapshot(head.parent.snapshot_id).commit()
             self.refs["main"] = head.parent.snapshot_id
 
-    # -- what must hold ---------------------------------------------------------------------------------------------
+    # -- checks of every table --------------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.check_metadata()

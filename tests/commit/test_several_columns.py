@@ -51,8 +51,8 @@ def files(spark: SparkSession, names: list[str], **more: Any) -> DataFrame:
         for name, value in zip(names, values, strict=True)
     ]
     table = pa.Table.from_pylist(rows)
-    place = table.column_names.index("partition")
-    return local_frame(spark, table.set_column(place, "partition", table.column("partition").cast(TUPLE)))
+    partition_index = table.column_names.index("partition")
+    return local_frame(spark, table.set_column(partition_index, "partition", table.column("partition").cast(TUPLE)))
 
 
 def append(table: sm.Table, added: DataFrame) -> sm.Table:

@@ -204,8 +204,8 @@ def random_deletes(
     rng, rows, replaced = writer.rng, [], set()
     puffin = f"{writer.name('dv')}.puffin"
     for number, target in enumerate(rng.sample(targets, min(len(targets), rng.choice((0, 0, 1, 2, 4))))):
-        place = {"offset": 4 + 50 * number, "size_in_bytes": 50, "inline_content": None}
-        rows.append(entry(PD, puffin, 1 + number, deletion_vector=place, referenced_file=target))
+        vector = {"offset": 4 + 50 * number, "size_in_bytes": 50, "inline_content": None}
+        rows.append(entry(PD, puffin, 1 + number, deletion_vector=vector, referenced_file=target))
         if target in vectors:
             replaced.add(vectors[target])
     if rng.random() < 0.1:
@@ -309,7 +309,7 @@ def expect(
     return model, new, next_id - stamp.first_row_id
 
 
-# -- what must hold of every commit ---------------------------------------------------------------------------------
+# -- checks of every commit -----------------------------------------------------------------------------------------
 
 
 def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) -> None:
@@ -453,8 +453,8 @@ def spilled(writer: Writer, table: pa.Table) -> pa.Table:
         location = f"/t/metadata/{writer.name('mdv')}.puffin"
         blob = row["deletion_vector"]["inline_content"]
         writer.store.blobs[location, 4] = blob
-        place = {"offset": 4, "size_in_bytes": len(blob), "inline_content": None}
-        row |= {"location": location, "file_size_in_bytes": len(blob) + 100, "deletion_vector": place}
+        vector = {"offset": 4, "size_in_bytes": len(blob), "inline_content": None}
+        row |= {"location": location, "file_size_in_bytes": len(blob) + 100, "deletion_vector": vector}
     return pa.Table.from_pylist(rows, schema=table.schema)
 
 
@@ -466,7 +466,7 @@ def test_sequences_of_commits(seed: int) -> None:
         commit(writer)
 
 
-# -- what a commit refuses ------------------------------------------------------------------------------------------
+# -- refused commits ------------------------------------------------------------------------------------------------
 
 SCHEMA = tree_schema(NARROW)
 STAMP = Stamp(7, 3, 100)
@@ -492,8 +492,8 @@ def leaf_entry(location: str = LEAF, records: int = 3, **values: Any) -> Row:
 
 def vector_entry(positions: list[int], **values: Any) -> Row:
     blob = write_deletion_vector(PositionBitmap.of(positions))
-    place = {"offset": None, "size_in_bytes": None, "inline_content": blob}
-    row = entry(MDV, "", len(positions), version_info=VERSION, deletion_vector=place, file_format="puffin")
+    vector = {"offset": None, "size_in_bytes": None, "inline_content": blob}
+    row = entry(MDV, "", len(positions), version_info=VERSION, deletion_vector=vector, file_format="puffin")
     return row | {"location": None, "file_size_in_bytes": None, "referenced_file": LEAF} | values
 
 

@@ -143,34 +143,36 @@ def test_each_fault_of_a_commit(
     before = TableState.of(stage)
     candidates = list(all_faults(stage, monkeypatch))
     kinds: dict[str, int] = {}
-    for who, fault in candidates if soak else some_of(candidates, name):
+    for process, fault in candidates if soak else some_of(candidates, name):
         stage.reset()
-        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path), fault=fault if who == "task" else None))
-        driver = FaultyFiles(fault=fault if who == "driver" else None)
+        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path), fault=fault if process == "task" else None))
+        driver = FaultyFiles(fault=fault if process == "driver" else None)
         outcome = attempt(stage, driver)
         kinds[outcome] = kinds.get(outcome, 0) + 1
-        said = f"{name}: {who} {fault}: {outcome}"
+        description = f"{name}: {process} {fault}: {outcome}"
         after = TableState.of(stage)
         done = after.snapshots > commits
-        assert after.snapshots == commits + done, said
-        assert after.live == (CASES[name].live if done else old), said
-        assert done or outcome != "committed", said
-        assert not done or outcome != "failed", said
-        assert after.leaves == (CASES[name].leaves if done else before.leaves), said
-        assert not driver.deleted & after.reached, said
+        assert after.snapshots == commits + done, description
+        assert after.live == (CASES[name].live if done else old), description
+        assert done or outcome != "committed", description
+        assert not done or outcome != "failed", description
+        assert after.leaves == (CASES[name].leaves if done else before.leaves), description
+        assert not driver.deleted & after.reached, description
         tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path)))
         if not done:
             stage.commit(FaultyFiles())
         last = TableState.of(stage)
-        assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), said
-        assert not last.orphans & {f"{stage.location}/metadata/{file}" for file in stage.initial_files}, said
-        assert all(is_of_a_commit(path) for path in last.orphans), said
+        assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), (
+            description
+        )
+        assert not last.orphans & {f"{stage.location}/metadata/{file}" for file in stage.initial_files}, description
+        assert all(is_of_a_commit(path) for path in last.orphans), description
     print(f"{name}: {len(candidates)} faults; these ran: {kinds}")  # noqa: T201  the figures of `make soak`
 
 
 def some_of(candidates: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
     """Return two of the faults of writes, chosen with the name as the seed."""
-    writes = [(who, fault) for who, fault in candidates if fault.operation in ("write_new", "publish")]
+    writes = [(process, fault) for process, fault in candidates if fault.operation in ("write_new", "publish")]
     return random.Random(name).sample(writes, 2)
 
 
@@ -218,8 +220,8 @@ class TableState:
             live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
         assert all(disk.exists(path) for path in reached)
         reached.add(f"{stage.location}/metadata/version-hint.text")
-        there = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
-        return TableState(live, len(table.snapshots()), leaves, reached, there - reached)
+        files = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
+        return TableState(live, len(table.snapshots()), leaves, reached, files - reached)
 
 
 def named_by(root: Root) -> set[str]:
@@ -235,9 +237,9 @@ def reading_of(root: Root, table: sm.Table) -> Reading:
     rows = root.table.to_pylist()
     for row in rows:
         if row["content_type"] == 5 and row["location"]:
-            place = row["deletion_vector"]
-            blob = disk.read(row["location"])[place["offset"] :][: place["size_in_bytes"]]
-            store.blobs[row["location"], place["offset"]] = blob
+            vector = row["deletion_vector"]
+            blob = disk.read(row["location"])[vector["offset"] :][: vector["size_in_bytes"]]
+            store.blobs[row["location"], vector["offset"]] = blob
     return Reading(rows, store)
 
 

@@ -124,10 +124,10 @@ class Reading:
 
 def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
     """Return the ordinals that a row of content type 5 masks."""
-    place = vector["deletion_vector"]
-    inline = place["inline_content"]
-    assert (inline is None) == (place["offset"] is not None)
-    blob = inline if inline is not None else load(vector["location"], place["offset"], place["size_in_bytes"])
+    stored = vector["deletion_vector"]
+    inline = stored["inline_content"]
+    assert (inline is None) == (stored["offset"] is not None)
+    blob = inline if inline is not None else load(vector["location"], stored["offset"], stored["size_in_bytes"])
     bitmap = read_inline_vector(blob, "a vector", vector["record_count"])
     return {int(ordinal) for part in bitmap.positions() for ordinal in part}
 

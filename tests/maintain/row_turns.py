@@ -281,7 +281,9 @@ class RowTurns:
         """Add the partition field of a second column, or remove it. The field `part` stays."""
         if not self.evolved_spec and self.rng.random() < 0.7:
             return
-        live = [each.name for each in self.table.spec().fields if each.name != "part" and str(each.transform) != "void"]
+        live = [
+            field.name for field in self.table.spec().fields if field.name != "part" and str(field.transform) != "void"
+        ]
         if live and by_java:
             self.shop.sql(f"ALTER TABLE {{t}} DROP PARTITION FIELD {live[0]}")
         elif live:

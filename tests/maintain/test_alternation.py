@@ -89,7 +89,7 @@ class Turns:
         table = opened(self.shop)
         current = self.shop.snapshot_id()
         assert Counter(row_texts(table.scan().to_df())) == self.rows[current], self.names
-        left = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id in self.rows]
+        left = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.snapshot_id in self.rows]
         for snapshot_id in left if all_snapshots else self.rng.sample(left, 1):
             assert self._java_rows(snapshot_id) == self.rows[snapshot_id], self.names
             ours = table.scan(snapshot_id=snapshot_id).to_df()
@@ -99,7 +99,7 @@ class Turns:
         version = "" if snapshot_id is None else f" VERSION AS OF {snapshot_id}"
         return Counter(row_texts(self.shop.sql(f"SELECT * FROM {{t}}{version}")))
 
-    # -- what Java does
+    # -- turns of Java
 
     def java_expires(self) -> None:
         when = datetime.fromtimestamp(self._past_or_now() / 1000, UTC).strftime("%F %T.%f")
@@ -115,7 +115,7 @@ class Turns:
         self.shop.sql("ALTER TABLE {t} CREATE BRANCH IF NOT EXISTS ahead")
         self.shop.sql(f"INSERT INTO {self.shop.sql_name}.branch_ahead VALUES ({self.history.row()})")
 
-    # -- what sparkmeta does
+    # -- turns of sparkmeta
 
     @property
     def table(self) -> sm.Table:
@@ -167,7 +167,7 @@ class Turns:
         if table.metadata.current_snapshot_id in parents:
             table.manage_snapshots().fast_forward("main", "ahead").commit()
 
-    # -- what both need
+    # -- helpers of both
 
     def _orphan(self) -> str:
         """Write a file that nothing needs."""

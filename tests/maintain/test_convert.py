@@ -57,7 +57,7 @@ def test_a_converted_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_p
         masked = without_some(before)
         frames |= {("before", "masked"): planned(masked)}
         frames |= {("after", "masked"): planned(masked.maintenance.compact_manifests().commit())}
-    rows = {key: counted(each) for key, each in collected(frames).items()}
+    rows = {key: counted(frame_rows) for key, frame_rows in collected(frames).items()}
     for state, key in frames:
         if state == "before":
             assert rows["after", key] == rows["before", key], key
@@ -101,14 +101,16 @@ def views(table: sm.Table, chosen: list[Filter], old: list[int]) -> dict[Any, Da
     frames = {("plan", "now"): planned(table)}
     frames |= {("plan", snapshot_id): planned(table, snapshot_id=snapshot_id) for snapshot_id in old}
     frames |= {
-        ("plan", each.name): planned(table, row_filter=each.expression, case_sensitive=each.case_sensitive)
-        for each in chosen
+        ("plan", row_filter.name): planned(
+            table, row_filter=row_filter.expression, case_sensitive=row_filter.case_sensitive
+        )
+        for row_filter in chosen
     }
     frames["files"] = table.inspect.files().drop(*DROPPED)
     frames["sort orders"] = table.inspect.data_files().select("file_path", "sort_order_id")
     frames["metrics"] = metrics(table)
     if not any(
-        isinstance(field.transform, UnknownTransform) for each in table.specs().values() for field in each.fields
+        isinstance(field.transform, UnknownTransform) for spec in table.specs().values() for field in spec.fields
     ):
         frames["partitions"] = table.inspect.partitions()
     numbers = ("sequence_number", "file_sequence_number", "snapshot_id", "data_file.file_path")

@@ -68,13 +68,13 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def plans(table: sm.Table, snapshot_ids: list[int]) -> dict[int, list[str]]:
-    frames = {each: table.scan(snapshot_id=each).plan_files() for each in snapshot_ids}
-    return {each: comparable(rows) for each, rows in collected(frames).items()}
+    frames = {snapshot_id: table.scan(snapshot_id=snapshot_id).plan_files() for snapshot_id in snapshot_ids}
+    return {snapshot_id: comparable(rows) for snapshot_id, rows in collected(frames).items()}
 
 
 def java_plans(table: sm.Table, snapshot_ids: list[int]) -> dict[int, list[str]]:
     java = Java(table.state.spark).table(table.metadata_location)
-    return {each: comparable(java.plan(at=At(snapshot_id=each))) for each in snapshot_ids}
+    return {snapshot_id: comparable(java.plan(at=At(snapshot_id=snapshot_id))) for snapshot_id in snapshot_ids}
 
 
 def delete_files(table: sm.Table, paths: list[str]) -> sm.Table:
@@ -99,7 +99,7 @@ def test_a_table_comes_back(name: str, corpus: peers.Corpus, tmp_path: Path) -> 
     paths = Counter(row.file_path for row in rows)
     victims = [row.file_path for row in rows if paths[row.file_path] == 1]
     table = delete_files(table.refresh(), [*victims[:1], *victims[-1:]]) if victims else table.refresh()
-    snapshot_ids = [each.snapshot_id for each in before.snapshots()]
+    snapshot_ids = [snapshot.snapshot_id for snapshot in before.snapshots()]
     trees = list(dict.fromkeys([head, table.metadata.current_snapshot_id]))
     expected = plans(table, [*snapshot_ids, *trees])
     if "unknown_transform" in name:
@@ -111,16 +111,21 @@ def test_a_table_comes_back(name: str, corpus: peers.Corpus, tmp_path: Path) -> 
     assert plans(after, [*snapshot_ids, *trees]) == expected
     if name.startswith(WITHOUT_JSON):
         java = Java(after.state.spark).table(after.metadata_location)
-        planned = {each: after.scan(snapshot_id=each).plan_files().select("file_path") for each in expected}
-        by_java = {each: java.paths(at=At(snapshot_id=each)) for each in expected}
-        assert {each: sorted(row.file_path for row in frame.collect()) for each, frame in planned.items()} == by_java
+        planned = {
+            snapshot_id: after.scan(snapshot_id=snapshot_id).plan_files().select("file_path")
+            for snapshot_id in expected
+        }
+        by_java = {snapshot_id: java.paths(at=At(snapshot_id=snapshot_id)) for snapshot_id in expected}
+        assert {
+            snapshot_id: sorted(row.file_path for row in frame.collect()) for snapshot_id, frame in planned.items()
+        } == by_java
     else:
         assert java_plans(after, [*snapshot_ids, *trees]) == expected
     assert after.metadata.next_row_id == table.metadata.next_row_id  # type: ignore[union-attr]
     again = after.maintenance.upgrade(4).commit()
     with again.transaction() as tx:
         tx.update_snapshot()
-    assert plans(again.refresh(), trees) == {each: expected[each] for each in trees}
+    assert plans(again.refresh(), trees) == {snapshot_id: expected[snapshot_id] for snapshot_id in trees}
 
 
 def heads_of(table: sm.Table) -> dict[str, int]:
@@ -146,7 +151,7 @@ def test_branches_and_tags_of_a_tree(spark: SparkSession, tmp_path: Path) -> Non
     heads = heads_of(table)
     assert len(set(heads.values())) == 3
     expected = plans(table, [*heads.values()])
-    partitions = {each: partitions_of(table, each) for each in heads.values()}
+    partitions = {snapshot_id: partitions_of(table, snapshot_id) for snapshot_id in heads.values()}
     plan = table.maintenance.downgrade(3)
     summary = plan.summary()
     gone = {each.snapshot_id for each in table.snapshots()} - set(heads.values())
@@ -276,8 +281,8 @@ def test_bounds_that_a_root_does_not_know(spark: SparkSession, tmp_path: Path) -
 
 
 def test_a_table_of_a_catalog_in_a_database(spark: SparkSession, tmp_path: Path) -> None:
-    where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
-    catalog = sm.load_catalog("sql", type="sql", **where)
+    catalog_properties = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    catalog = sm.load_catalog("sql", type="sql", **catalog_properties)
     catalog.create_namespace("db")
     table = append(catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark), 1, 2)
     expected = seen(table)
@@ -444,7 +449,7 @@ def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
     after = plan.commit()
     assert plans(after, heads) == expected
     named = {local_path(path) for head in heads for path in paths_of_manifests(after, head)}
-    named |= {local_path(each.manifest_list or "") for each in after.snapshots()}
+    named |= {local_path(snapshot.manifest_list or "") for snapshot in after.snapshots()}
     written = {path for path in files_below(tmp_path) - before if path.endswith(".avro")}
     assert written == named, "files that the first attempt alone needed are deleted"
     with pytest.raises(ValidationError, match="no metadata tree"):

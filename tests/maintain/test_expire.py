@@ -49,7 +49,7 @@ HOUR = 3_600_000
 NOW = 1_700_000_000_000
 
 
-# -- which snapshots -------------------------------------------------------------------------------------------------
+# -- expired snapshots -----------------------------------------------------------------------------------------------
 
 
 def retention(draw: Any, names: tuple[str, ...]) -> dict[str, int]:
@@ -131,7 +131,7 @@ def test_the_same_snapshots_as_java(data: Any, spark: SparkSession, tmp_path: Pa
     assert all(after.snapshot_by_id(ref.snapshot_id) for name, ref in after.refs.items() if name != "main")
 
 
-# -- which files -----------------------------------------------------------------------------------------------------
+# -- deleted files ---------------------------------------------------------------------------------------------------
 
 
 def files_below(folder: Path) -> set[str]:
@@ -220,14 +220,18 @@ def test_what_stays_is_read_as_before(spark: SparkSession, seed: int) -> None:
     cutoff = rng.choice(table.metadata.snapshots).timestamp_ms + 1
     plan = table.maintenance.expire_snapshots(older_than=cutoff, clean_expired_metadata=True)
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
-    retained = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in expired]
-    rows = {each: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {each}")) for each in retained}
+    retained = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in expired]
+    rows = {
+        snapshot_id: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {snapshot_id}")) for snapshot_id in retained
+    }
     planned, before = planned_paths(plan.files()), files_below(shop.folder)
     after = plan.commit()
     assert before - files_below(shop.folder) == planned
-    assert [each.snapshot_id for each in after.metadata.snapshots] == retained
+    assert [snapshot.snapshot_id for snapshot in after.metadata.snapshots] == retained
     shop.sql("REFRESH TABLE {t}")
-    assert {each: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {each}")) for each in retained} == rows
+    assert {
+        snapshot_id: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {snapshot_id}")) for snapshot_id in retained
+    } == rows
     history.insert()
 
 
@@ -261,13 +265,13 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     retained = files.keys() - expired
     assert len(retained) == 2
     assert planned_paths(plan.files()) == planned_by_tasks(spark, table, older_than=int(time.time() * 1000) + HOUR)
-    needed = set[str]().union(*(files[each] for each in retained))
-    unneeded = set[str]().union(*(files[each] for each in expired)) - needed
+    needed = set[str]().union(*(files[snapshot_id] for snapshot_id in retained))
+    unneeded = set[str]().union(*(files[snapshot_id] for snapshot_id in expired)) - needed
     assert planned_paths(plan.files()) == unneeded
     assert {"/data/f1", "/data/f2"} <= unneeded
-    before = {each: table.scan(snapshot_id=each).plan_files().count() for each in retained}
+    before = {snapshot_id: table.scan(snapshot_id=snapshot_id).plan_files().count() for snapshot_id in retained}
     after = plan.commit()
-    assert {each: after.scan(snapshot_id=each).plan_files().count() for each in retained} == before
+    assert {snapshot_id: after.scan(snapshot_id=snapshot_id).plan_files().count() for snapshot_id in retained} == before
     assert not [path for path in unneeded if Path(path).exists()]
     assert all(Path(path).exists() for path in needed if not path.startswith("/data/"))
     assert after.check().isEmpty()
@@ -310,16 +314,18 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
     plan = table.maintenance.expire_snapshots(**options)
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
     assert planned_paths(plan.files()) == planned_by_tasks(spark, table, **options)
-    needed = set[str]().union(*(files[each] for each in files.keys() - expired))
-    unneeded = set[str]().union(*(files[each] for each in expired)) - needed
+    needed = set[str]().union(*(files[snapshot_id] for snapshot_id in files.keys() - expired))
+    unneeded = set[str]().union(*(files[snapshot_id] for snapshot_id in expired)) - needed
     assert planned_paths(plan.files()) == unneeded
     before = files_below(folder)
     after = plan.commit()
     assert before - files_below(folder) == {path for path in unneeded if path in before}
-    assert reachable(after) == {each: paths for each, paths in files.items() if each not in expired}
+    assert reachable(after) == {
+        snapshot_id: paths for snapshot_id, paths in files.items() if snapshot_id not in expired
+    }
 
 
-# -- what changes are computed from ----------------------------------------------------------------------------------
+# -- files that changes need -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("job", ["expire", "orphans"])
@@ -612,7 +618,7 @@ def test_a_tag_that_comes_first(tree: sm.Table) -> None:
     assert "/data/f1" in planned_paths(plan.files())
     tree.manage_snapshots().create_tag(first, "audit").commit()
     after = plan.commit()
-    assert [each.snapshot_id for each in after.metadata.snapshots] == [first, tree.metadata.current_snapshot_id]
+    assert [snapshot.snapshot_id for snapshot in after.metadata.snapshots] == [first, tree.metadata.current_snapshot_id]
     assert after.scan(snapshot_id=first).plan_files().count() == 3
     assert "data file" not in plan.result()["committed"]["files"]
 
@@ -724,8 +730,8 @@ def test_ten_thousand_snapshots() -> None:
     metadata = parse_table_metadata(json.dumps(document).encode(), "t")
     expired = choose_expired(metadata, ExpiryRules(NOW + HOUR, NOW + count - 10))
     after = without_expired(metadata, expired, None, NOW + HOUR)
-    assert [each.snapshot_id for each in after.snapshots] == [*range(count - 10, count + 1)]
-    assert [each.snapshot_id for each in after.snapshot_log] == [*range(count - 10, count + 1)]
+    assert [snapshot.snapshot_id for snapshot in after.snapshots] == [*range(count - 10, count + 1)]
+    assert [snapshot.snapshot_id for snapshot in after.snapshot_log] == [*range(count - 10, count + 1)]
 
 
 # -- command and job -------------------------------------------------------------------------------------------------

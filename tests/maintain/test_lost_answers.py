@@ -139,7 +139,9 @@ SLICE = CASES if SOAK else [case for case in CASES if zlib.crc32(str(case).encod
 def rows_of(table: sm.Table) -> dict[int, Counter[Any]]:
     """Return the rows of each snapshot."""
     ids = [snapshot.snapshot_id for snapshot in table.snapshots()]
-    return {each: Counter(map(tuple, table.scan(snapshot_id=each).to_df().collect())) for each in ids}
+    return {
+        snapshot_id: Counter(map(tuple, table.scan(snapshot_id=snapshot_id).to_df().collect())) for snapshot_id in ids
+    }
 
 
 def check(table: sm.Table, before: dict[int, Counter[Any]], current: int) -> None:
@@ -148,7 +150,7 @@ def check(table: sm.Table, before: dict[int, Counter[Any]], current: int) -> Non
     newest = table.current_snapshot()
     assert newest is not None
     assert after[newest.snapshot_id] == before[current]
-    assert all(rows == before[each] for each, rows in after.items() if each in before)
+    assert all(rows == before[snapshot_id] for snapshot_id, rows in after.items() if snapshot_id in before)
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])

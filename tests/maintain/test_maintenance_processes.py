@@ -49,7 +49,7 @@ def table_of(folder: Path, steps: int) -> RowTable:
         ]
         table.add(0, 1, *files)
         for number, position in enumerate((0, 2, 3)):
-            pairs = [(each, position) for each in files]
+            pairs = [(file, position) for file in files]
             table.add(1, 1, table.positions(f"{part}-{number}-d.parquet", *pairs, partition={"part": part}))
     table.write()
     for worker in range(WRITERS):
@@ -115,10 +115,10 @@ def test_writers_and_maintainers(spark: SparkSession, tmp_path: Path, soak: bool
         writers = [start("write", tmp_path, worker, steps) for worker in range(WRITERS)]
         for seed in range(kills):
             time.sleep(chance.uniform(0.2, 3))
-            place = chance.randrange(maintainers)
-            kill(working[place])
+            chosen = chance.randrange(maintainers)
+            kill(working[chosen])
             if soak:
-                working[place] = start("maintain", tmp_path, 100 + seed)
+                working[chosen] = start("maintain", tmp_path, 100 + seed)
         finished = len(outcomes(tmp_path))
         for _ in wait_for(lambda: not soak or len(outcomes(tmp_path)) >= finished + 40):
             assert all(process.poll() is None for process in working)

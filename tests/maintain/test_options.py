@@ -27,21 +27,21 @@ def test_each_operation_is_a_command_and_a_job() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_and_help_describe_the_options(name: str) -> None:
     method: Any = METHODS[name]
-    names = [each.name for each in fields(method.options)]
+    names = [field.name for field in fields(method.options)]
     parameters = inspect.signature(method).parameters
     assert sorted(parameters) == sorted(["self", *names])
     assert {parameter.name: parameter.default for parameter in parameters.values()} == {
         "self": inspect.Parameter.empty,
-        **{each.name: each.default for each in fields(method.options) if each.name != "format_version"},
+        **{field.name: field.default for field in fields(method.options) if field.name != "format_version"},
         **({"format_version": inspect.Parameter.empty} if "format_version" in names else {}),
     }
     described = method.__doc__.partition("\n\nArgs:\n")[2].partition("\n\nRaises:")[0]
     command = {"compact_manifests": "compact"}.get(name, name.replace("_", "-"))
     shown = CliRunner().invoke(main, [command, "--help"], terminal_width=1000).output
-    for each in fields(method.options):
-        about = " ".join(each.metadata["about"].split())
-        assert f"    {each.name}: {about}" in " ".join(described.split("\n        ")), each.name
-        assert about.replace("`", "").removesuffix(".")[1:] in " ".join(shown.split()), each.name
+    for field in fields(method.options):
+        about = " ".join(field.metadata["about"].split())
+        assert f"    {field.name}: {about}" in " ".join(described.split("\n        ")), field.name
+        assert about.replace("`", "").removesuffix(".")[1:] in " ".join(shown.split()), field.name
 
 
 def test_a_field_is_all_that_an_option_needs() -> None:

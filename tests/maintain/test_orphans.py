@@ -269,12 +269,13 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytes
     assert summary.files.keys() == {"data", "metadata", "unfinished write"}
     assert "older than" in str(summary)
     rows = {
-        each.snapshot_id: table.scan(snapshot_id=each.snapshot_id).plan_files().count() for each in table.snapshots()
+        snapshot.snapshot_id: table.scan(snapshot_id=snapshot.snapshot_id).plan_files().count()
+        for snapshot in table.snapshots()
     }
     plan.commit()
     assert files_below(folder) == before - planned
     assert table.check().isEmpty()
-    assert {each: table.scan(snapshot_id=each).plan_files().count() for each in rows} == rows
+    assert {snapshot_id: table.scan(snapshot_id=snapshot_id).plan_files().count() for snapshot_id in rows} == rows
     append_real(table, 200)
 
 

@@ -144,9 +144,9 @@ def since(table: sm.Table, base: int, snapshot_id: int) -> dict[Any, dict[str, A
     while current != base:
         chain.append(current)
         current = table.metadata.snapshot_by_id(current).parent_snapshot_id  # type: ignore[union-attr, assignment]
-    for each in reversed(chain):
-        for entry in table.inspect.entries(each).collect():
-            if entry.snapshot_id == each and entry.status:
+    for later_id in reversed(chain):
+        for entry in table.inspect.entries(later_id).collect():
+            if entry.snapshot_id == later_id and entry.status:
                 changed(model, table, entry, 1 if entry.status == 1 else -1)
     return model
 
@@ -234,7 +234,7 @@ def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
     table = plan.commit()
     assert comparable(file_rows(plan.result()["committed"]["statistics_path"])) == comparable(file_rows(str(expected)))
     assert shown(table) == without_vectors(in_full(table, head), table)
-    ancestors = [each.snapshot_id for each in ancestors_of(table.metadata, head)][1:]
+    ancestors = [ancestor.snapshot_id for ancestor in ancestors_of(table.metadata, head)][1:]
     base = rng.choice(ancestors)
     shop.set(write__format__default=rng.choice(["parquet", "avro"]))
     by_java = rng.random() < 0.5
@@ -389,8 +389,8 @@ def test_the_plan(tree: sm.Table) -> None:
     assert not statistics_files(tree)
     after = plan.commit()
     assert plan.commit() is after
-    assert [each.snapshot_id for each in after.metadata.snapshots] == [
-        each.snapshot_id for each in tree.metadata.snapshots
+    assert [snapshot.snapshot_id for snapshot in after.metadata.snapshots] == [
+        snapshot.snapshot_id for snapshot in tree.metadata.snapshots
     ]
     again = after.maintenance.compute_partition_stats()
     assert again.summary().is_empty
@@ -442,8 +442,8 @@ def test_a_damaged_base(tree: sm.Table, damage: str, caplog: pytest.LogCaptureFi
         path.write_bytes(path.read_bytes()[:200])
     else:
         rows = pq.read_table(path)
-        place = rows.column_names.index("data_record_count")
-        few = rows.set_column(place, rows.schema.field(place), pa.array([1] * len(rows), pa.int64()))
+        column_index = rows.column_names.index("data_record_count")
+        few = rows.set_column(column_index, rows.schema.field(column_index), pa.array([1] * len(rows), pa.int64()))
         pq.write_table(few, path)
     after = delete(before, 1)
     plan = after.maintenance.compute_partition_stats()

@@ -33,7 +33,7 @@ WHEN = ["planned", "sent"]
 
 @pytest.fixture
 def table(rest_uri: str, spark: SparkSession) -> sm.Table:
-    """Return a table with three rows in its first snapshot, which its second one replaces by two others."""
+    """Return a table with three rows in its first snapshot. Its second snapshot replaces them by two others."""
     catalog = sm.load_catalog("tests", type="rest", uri=rest_uri)
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.create_namespace(namespace)

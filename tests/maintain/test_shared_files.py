@@ -39,7 +39,7 @@ TUPLES = st.tuples(*(st.none() | VALUES[kind] for _, kind in FIELDS))
 
 def summary(kind: str, values: list[Any]) -> dict[str, Any]:
     present = sorted(value for value in values if value is not None)
-    bounds = [CODES[kind](present[place]) if present else None for place in (0, -1)]
+    bounds = [CODES[kind](present[index]) if present else None for index in (0, -1)]
     return {"contains_null": None in values, "contains_nan": None, "lower_bound": bounds[0], "upper_bound": bounds[1]}
 
 
@@ -52,7 +52,7 @@ def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[A
     unknown = drawn.draw(st.sets(st.integers(0, 7), max_size=1))
     rows = []
     for number, tuples in enumerate([*expired, *retained]):
-        summaries = [summary(kind, [row[place] for row in tuples]) for place, (_, kind) in enumerate(FIELDS)]
+        summaries = [summary(kind, [row[index] for row in tuples]) for index, (_, kind) in enumerate(FIELDS)]
         rows.append(
             {"content": MANIFEST, "path": str(number), "retained": number >= len(expired), "spec_id": 3, "kind": 0,
              "partitions": None if number in unknown else summaries}
@@ -66,7 +66,7 @@ def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[A
         if any(row in other for other in expired for row in tuples):
             assert number in opened_ones
         if not unknown and expired:
-            may_share = all(any(overlap(tuples, other, place) for other in expired) for place in range(3))
+            may_share = all(any(overlap(tuples, other, index) for other in expired) for index in range(3))
             assert (number in opened_ones) == may_share
 
 

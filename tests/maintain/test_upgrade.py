@@ -50,17 +50,17 @@ def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path)
     places = [NOW, *peer.java.snapshot_ids[: None if SOAK else 1]]
     chosen = filters(peer, FILTERS)
     by_plan: dict[Any, Any] = collected(
-        {("before", where): plan for where, plan in plans(before, places, chosen).items()}
-        | {("upgraded", where): plan for where, plan in plans(upgraded, places).items()}
-        | {("committed", where): plan for where, plan in plans(after, places, chosen).items()}
+        {("before", snapshot_id): plan for snapshot_id, plan in plans(before, places, chosen).items()}
+        | {("upgraded", snapshot_id): plan for snapshot_id, plan in plans(upgraded, places).items()}
+        | {("committed", snapshot_id): plan for snapshot_id, plan in plans(after, places, chosen).items()}
     )
     planned = {key: by_entry(rows) for key, rows in by_plan.items()}
-    for where in places:
-        assert planned["upgraded", where] == planned["before", where], where
-    for where in places[1:]:
-        assert planned["committed", where] == planned["before", where], where
-    for where in (NOW, *(row_filter.name for row_filter in chosen)):
-        assert_same_but_for_row_ids(planned["committed", where], planned["before", where])
+    for snapshot_id in places:
+        assert planned["upgraded", snapshot_id] == planned["before", snapshot_id], snapshot_id
+    for snapshot_id in places[1:]:
+        assert planned["committed", snapshot_id] == planned["before", snapshot_id], snapshot_id
+    for key in (NOW, *(row_filter.name for row_filter in chosen)):
+        assert_same_but_for_row_ids(planned["committed", key], planned["before", key])
     assert_row_ids_are_apart(planned["committed", NOW], after)
     assert_files_are_deleted(after, planned["committed", NOW])
     if "no_counts" in peer.recipe.tags:
@@ -92,12 +92,12 @@ def snapshots_of(table: sm.Table) -> list[tuple[Any, ...]]:
 
 def plans(table: sm.Table, places: Sequence[Any], chosen: Sequence[Filter] = ()) -> dict[Any, DataFrame]:
     """Return plans of the current snapshot, of some others, and with filters."""
-    scans = {where: table.scan(snapshot_id=None if where == NOW else where) for where in places}
+    scans = {snapshot_id: table.scan(snapshot_id=None if snapshot_id == NOW else snapshot_id) for snapshot_id in places}
     scans |= {
         row_filter.name: table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
         for row_filter in chosen
     }
-    return {where: scan.plan_files() for where, scan in scans.items()}
+    return {snapshot_id: scan.plan_files() for snapshot_id, scan in scans.items()}
 
 
 def by_entry(rows: list[dict[str, Any]]) -> Plan:
@@ -152,7 +152,7 @@ def deleted_before(row: dict[str, Any], planned: Plan) -> int:
 
 
 def vectors_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each for each in row["deletes"] if each["content_offset"] is not None]
+    return [delete for delete in row["deletes"] if delete["content_offset"] is not None]
 
 
 def masks_of(table: sm.Table) -> dict[str, set[int]]:

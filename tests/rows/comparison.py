@@ -20,7 +20,7 @@ def typed_columns(frame: DataFrame) -> list[tuple[str, str]]:
 
 def row_texts(frame: DataFrame) -> list[tuple[str | None, ...]]:
     """Return the sorted rows, with each value as a text. Dates may have any year."""
-    texts = [f"{_text(field)} AS t{place}" for place, field in enumerate(frame.schema)]
+    texts = [f"{_text(field)} AS t{index}" for index, field in enumerate(frame.schema)]
     return sorted(map(tuple, frame.selectExpr(*texts).collect()), key=repr)
 
 

@@ -44,9 +44,9 @@ def expected_changes(shop: Workshop) -> Changes:
     snapshots = [snapshot for snapshot in table.metadata.snapshots if snapshot.operation != "replace"]
     for ordinal, snapshot in enumerate(snapshots):
         after = rows_at(shop, snapshot.snapshot_id)
-        place = (str(ordinal), str(snapshot.snapshot_id))
+        change_columns = (str(ordinal), str(snapshot.snapshot_id))
         for kind, rows in (("INSERT", after - before), ("DELETE", before - after)):
-            changes += [(*row, kind, *place) for row in rows.elements()]
+            changes += [(*row, kind, *change_columns) for row in rows.elements()]
         before = after
     return changes
 
@@ -291,7 +291,7 @@ def test_values_of_every_kind(spark: SparkSession) -> None:
         "array(named_struct('x', 1.5F)), parse_json('{{\"k\": [1, null]}}'), X'00FF', TIMESTAMP_NTZ'2020-01-01 00:00'"
     )
     shop.insert(
-        *(f"{place}, {values.format(zero='-0.0D')}" for place in range(3)), "3, NULL, NULL, NULL, NULL, NULL, NULL"
+        *(f"{index}, {values.format(zero='-0.0D')}" for index in range(3)), "3, NULL, NULL, NULL, NULL, NULL, NULL"
     )
     shop.sql("UPDATE {t} SET s.d = 0.0D WHERE id = 1")
     table = sm.load_table(shop.metadata_location, spark=spark)
@@ -377,7 +377,7 @@ def test_places_of_net_changes(spark: SparkSession) -> None:
     places = [(row.id, row._change_type, row._change_ordinal) for row in net.collect()]
     assert sorted(places) == [(1, "INSERT", 0), (1, "INSERT", 0), (3, "INSERT", 3)]
     ids = {row._change_ordinal: row._commit_snapshot_id for row in net.collect()}
-    assert ids == {place: table.metadata.snapshots[place].snapshot_id for place in (0, 3)}
+    assert ids == {ordinal: table.metadata.snapshots[ordinal].snapshot_id for ordinal in (0, 3)}
 
 
 def test_identifiers_inside_of_columns(spark: SparkSession) -> None:

@@ -46,14 +46,14 @@ EXPECTED = tuple(value for _, value in DEFAULTS.values())
 def new_table(folder: Path, **properties: str) -> RowTable:
     added = tuple(
         {
-            "id": 10 + place,
-            "name": f"c{place}",
+            "id": 10 + index,
+            "name": f"c{index}",
             "required": False,
             "type": kind,
             "initial-default": stored,
             "write-default": stored,
         }
-        for place, (kind, (stored, _)) in enumerate(DEFAULTS.items())
+        for index, (kind, (stored, _)) in enumerate(DEFAULTS.items())
     )
     named = {f"write.{operation}.mode": "copy-on-write" for operation in ("delete", "update", "merge")}
     return RowTable(folder, schemas=(COLUMNS, (*COLUMNS, *added)), specs=((),), properties=named | properties)
@@ -75,18 +75,18 @@ def test_rows_without_the_columns(footers: str, spark: SparkSession, tmp_path: P
     table = new_table(tmp_path)
     # Spark skips names that begin with _, so that tasks read these files.
     names = ("a.parquet", "_a.parquet", "a.avro", "a.orc")
-    table.add(0, 0, *(table.data(name, rows(place)) for place, name in enumerate(names)))
+    table.add(0, 0, *(table.data(name, rows(index)) for index, name in enumerate(names)))
     loaded = table.load(spark)
     spark.conf.set("spark.sparkmeta.data-file-footers", footers)
     try:
         read = default_values(loaded)
-        for kind, place in ((kind, place) for place, kind in enumerate(DEFAULTS)):
+        for kind, index in ((kind, index) for index, kind in enumerate(DEFAULTS)):
             if kind in ("date", "timestamp", "time", "uuid"):
-                filtered = loaded.scan(f"c{place} = '{DEFAULTS[kind][0]}'", selected_fields=("id",))
+                filtered = loaded.scan(f"c{index} = '{DEFAULTS[kind][0]}'", selected_fields=("id",))
                 assert filtered.to_df().count() == len(names), kind
     finally:
         spark.conf.unset("spark.sparkmeta.data-file-footers")
-    assert read == [(place, *EXPECTED) for place in range(len(names))]
+    assert read == [(index, *EXPECTED) for index in range(len(names))]
 
 
 def test_rows_that_are_written_again(spark: SparkSession, tmp_path: Path) -> None:

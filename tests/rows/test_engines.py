@@ -67,7 +67,7 @@ def by_duckdb(scan: sm.Scan) -> pa.Table:
     def query(text: str) -> pa.Table:
         relation = connection.sql(text)
         rows = relation.fetchall()
-        return pa.table({name: [row[place] for row in rows] for place, name in enumerate(relation.columns)})
+        return pa.table({name: [row[index] for row in rows] for index, name in enumerate(relation.columns)})
 
     rows = query("SELECT * FROM kept")
     joined = query("SELECT count(*) AS rows FROM kept AS a JOIN kept AS b USING (id)")

@@ -72,7 +72,7 @@ def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
 
 
 def read(reader: RowReader, *parts: dict[str, Any]) -> list[dict[str, Any]]:
-    planned = pa.RecordBatch.from_pylist([{"deletes": [], **each} for each in parts], PLANNED)
+    planned = pa.RecordBatch.from_pylist([{"deletes": [], **planned_part} for planned_part in parts], PLANNED)
     batches = list(reader.read([planned]))
     assert all(batch.schema == reader.schema for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -185,10 +185,10 @@ def test_hostile_names(tmp_path: Path) -> None:
     """A name with a dot is not a path."""
     names = ["a", "a.b", "`", "B", "b"]
     struct = pa.array([[("k", {"b": 1})]], pa.map_(pa.string(), pa.struct([ided("b", pa.int64(), 20)])))
-    table = pa.table([struct, *(pa.array([place]) for place in range(2, 6))], names=names)
+    table = pa.table([struct, *(pa.array([index]) for index in range(2, 6))], names=names)
     for kind in ("parquet", "orc"):
         path = write(tmp_path / f"f.{kind}", table)
-        columns = [(IcebergColumn(name, place, "long"), pa.int64()) for place, name in enumerate(names[1:], 2)]
+        columns = [(IcebergColumn(name, index, "long"), pa.int64()) for index, name in enumerate(names[1:], 2)]
         assert read(reading(*columns), part(path)) == [{"a.b": 2, "`": 3, "B": 4, "b": 5}]
 
 
@@ -481,7 +481,7 @@ def test_nan_is_a_key() -> None:
 def test_flags(positions: set[int], length: int, is_far: bool) -> None:
     start = (1 << 32) - 30 if is_far else 3
     flags = PositionBitmap.of(positions).flags(start, length)
-    assert flags.tolist() == [start + place in positions for place in range(length)]
+    assert flags.tolist() == [start + index in positions for index in range(length)]
 
 
 class Counting(ExecutorReader):
@@ -531,7 +531,7 @@ def test_wide_rows_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(ROWS.read([planned]))) == 1
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -551,7 +551,7 @@ def test_an_avro_file_that_ends_between_blocks(tmp_path: Path) -> None:
     data = numbers(path := tmp_path / "f.avro", 50_000).read_bytes()
     *_, last = read_blocks(data, read_header(data, "f"), "f")
     end = (
-        max(place for place in range(last.offset - 16) if data[place : place + 16] == read_header(data, "f").sync) + 16
+        max(index for index in range(last.offset - 16) if data[index : index + 16] == read_header(data, "f").sync) + 16
     )
     path.write_bytes(data[:end])
     with pytest.raises(CorruptFileError, match=f"record_count is 50000: the file has {last.first_ordinal} rows"):
@@ -617,8 +617,8 @@ def test_damaged_vectors(tmp_path: Path) -> None:
 )
 def test_writers_of_deletes_check_where_older_vectors_are(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     entry = write_vector(puffin := tmp_path / "dv.puffin", [1])
-    place = {"offset": entry["content_offset"], "size_in_bytes": entry["content_size_in_bytes"]} | change
-    older = {"referenced_file": "/data/f", **place, "record_count": 1}
+    stored = {"offset": entry["content_offset"], "size_in_bytes": entry["content_size_in_bytes"]} | change
+    older = {"referenced_file": "/data/f", **stored, "record_count": 1}
     schema = pa.schema([(name, pa.int64() if name != "referenced_file" else pa.string()) for name in older])
     unit = {"location": str(puffin), "file_format": "PUFFIN", "vectors": [older]}
     kinds = {"location": pa.string(), "file_format": pa.string(), "vectors": pa.list_(pa.struct([*schema]))}
@@ -709,9 +709,9 @@ NESTED_STAMPS = (
 
 def nested_stamps(micros: list[int | None]) -> pa.Table:
     """Return timestamps at the top level, and in structs, lists and maps, some of which are null."""
-    lists = [None if place % 5 == 1 else micros[place : place + place % 3] for place in range(len(micros))]
+    lists = [None if index % 5 == 1 else micros[index : index + index % 3] for index in range(len(micros))]
     maps = [None if values is None else list(enumerate(values)) for values in lists]
-    structs = [None if place % 7 == 3 else {"t": value} for place, value in enumerate(micros)]
+    structs = [None if index % 7 == 3 else {"t": value} for index, value in enumerate(micros)]
     columns = (range(len(micros)), micros, structs, lists, maps)
     arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, NESTED_STAMPS, strict=True)]
     return pa.table(arrays, names=[column.name for column, _ in NESTED_STAMPS])
@@ -737,7 +737,7 @@ def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatc
     random = Random(7)
     small = [1000 + random.randrange(30) if random.random() < 0.97 else random.randrange(10**6) for _ in range(2000)]
     # Fractions with equally many digits, which sort like their stored values.
-    falling = [place * 10 + 1 for place in sorted(random.sample(range(10**5), 600), reverse=True)]
+    falling = [value * 10 + 1 for value in sorted(random.sample(range(10**5), 600), reverse=True)]
     fractions = [
         falling,
         [5] * 8 + [random.randrange(10**6) for _ in range(3)] * 3,
@@ -754,5 +754,5 @@ def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(orc_parts, "decoded_runs", noted)
     for places in fractions:
-        assert_orc_stamps([year_9999 + place for place in places], tmp_path / "f.orc", codec)
+        assert_orc_stamps([year_9999 + value for value in places], tmp_path / "f.orc", codec)
     assert set(used) == {0, 1, 2, 3}

@@ -122,8 +122,8 @@ class Layout:
 
     @property
     def name(self) -> str:
-        place = "" if self.in_root else "_leaves"
-        return f"v{self.version}_{self.partitions}_{self.mode[:4]}_{self.data_format}_{self.way}{place}"
+        suffix = "" if self.in_root else "_leaves"
+        return f"v{self.version}_{self.partitions}_{self.mode[:4]}_{self.data_format}_{self.way}{suffix}"
 
     def __str__(self) -> str:
         return self.name
@@ -152,9 +152,9 @@ class Case:
 
     def expected(self, filters: Sequence[str]) -> list[list[int]]:
         """Return the ids that Spark selects for each filter."""
-        chosen = [f"coalesce({in_spark(text)}, false) AS c{place}" for place, text in enumerate(filters)]
+        chosen = [f"coalesce({in_spark(text)}, false) AS c{index}" for index, text in enumerate(filters)]
         rows = self.rows.selectExpr("id", *chosen).collect()
-        return [sorted(row.id for row in rows if row[f"c{place}"]) for place in range(len(filters))]
+        return [sorted(row.id for row in rows if row[f"c{index}"]) for index in range(len(filters))]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
@@ -187,9 +187,9 @@ def case(layout: Layout, spark: SparkSession, java_warehouse: str) -> Case:
 
 def ids_of(scans: Sequence[Scan]) -> list[list[int]]:
     """Return the ids that each scan reads, by one job."""
-    frames = [scan.select("id").to_df().withColumn("place", F.lit(place)) for place, scan in enumerate(scans)]
+    frames = [scan.select("id").to_df().withColumn("place", F.lit(index)) for index, scan in enumerate(scans)]
     rows = reduce(DataFrame.unionAll, frames).collect()
-    return [sorted(row.id for row in rows if row.place == place) for place in range(len(scans))]
+    return [sorted(row.id for row in rows if row.place == index) for index in range(len(scans))]
 
 
 # -- tests ----------------------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def test_scans(case: Case, layout: Layout, spark: SparkSession) -> None:
         scans = [case.table.scan(text) for text in filters]
         for text, ids, wanted in zip(filters, ids_of(scans), expected, strict=True):
             assert ids == wanted, text
-        for place in range(0, len(filters), 6):
-            assert scans[place].count() == len(expected[place]), filters[place]
-            check_residuals(scans[place + 1], filters[place + 1], expected[place + 1])
+        for index in range(0, len(filters), 6):
+            assert scans[index].count() == len(expected[index]), filters[index]
+            check_residuals(scans[index + 1], filters[index + 1], expected[index + 1])
 
 
 def check_residuals(scan: Scan, text: str, wanted: list[int]) -> None:

@@ -41,12 +41,12 @@ EXTRA = (NUMBER, POSITION)
 def write(folder: Path, *names: str) -> pa.Table:
     """Write files of three rows, and return them with paths in several spellings and numbers that are far apart."""
     rows = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         path = folder / name / "x.parquet"
         path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"id": pa.array([place * 10 + i for i in range(3)], pa.int64())}), path)
-        spelled = ("file://", "file:", "")[place % 3] + str(path)
-        rows.append((spelled, path.stat().st_size, place << 40))
+        pq.write_table(pa.table({"id": pa.array([index * 10 + i for i in range(3)], pa.int64())}), path)
+        spelled = ("file://", "file:", "")[index % 3] + str(path)
+        rows.append((spelled, path.stat().st_size, index << 40))
     return pa.table([*map(list, zip(*rows, strict=True))], schema=FILES)
 
 
@@ -69,7 +69,7 @@ def test_numbers_and_positions_of_files_with_any_name(way: str, spark: SparkSess
     names = [name for name in NAMES if way == "log" or name != "\x01\t"]
     files = write(tmp_path, *names)
     frame = read_files(spark, files, schema("id"), Settings(file_handover=way), EXTRA)  # type: ignore[arg-type]
-    expected = {(place * 10 + i, place << 40, i) for place in range(len(names)) for i in range(3)}
+    expected = {(index * 10 + i, index << 40, i) for index in range(len(names)) for i in range(3)}
     assert set(map(tuple, frame.collect())) == expected
 
 
@@ -78,7 +78,7 @@ def test_numbers_and_positions_of_files_with_any_name(way: str, spark: SparkSess
 def test_columns_named_like_spark_s_own(way: str, vectorized: str, spark: SparkSession, tmp_path: Path) -> None:
     names = ("_metadata", "number", "pos", "c0", "a.b`c", "_file")
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({name: pa.array([place], pa.int64()) for place, name in enumerate(names)}), path)
+    pq.write_table(pa.table({name: pa.array([index], pa.int64()) for index, name in enumerate(names)}), path)
     files = pa.table([[str(path)], [path.stat().st_size], [5]], schema=FILES)
     with configured(spark, {"spark.sql.parquet.enableVectorizedReader": vectorized}):
         frame = read_files(spark, files, schema(*names), Settings(file_handover=way), EXTRA)  # type: ignore[arg-type]

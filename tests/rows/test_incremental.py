@@ -77,16 +77,16 @@ def test_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     """Each commit appended its own file, in the root or in a leaf, whatever was deleted later."""
     shop = Workshop(Java(spark), "appended_to_a_tree")
     shop.create("id INT")
-    for place in range(3):
-        shop.insert(str(place))
+    for index in range(3):
+        shop.insert(str(index))
     source = sm.load_table(shop.metadata_location, spark=spark)
     catalog = sm.load_catalog("trees", type="hadoop", warehouse=f"file://{tmp_path}", spark=spark)
     tree = catalog.create_table("n.t", source.schema(), format_version=4)
     files = source.inspect.data_files().orderBy("file_path")
     heads: list[int] = []
-    for place in range(3):
+    for index in range(3):
         with tree.transaction() as tx:
-            tx.update_snapshot().append(files.offset(place).limit(1))
+            tx.update_snapshot().append(files.offset(index).limit(1))
         tree = catalog.load_table("n.t")
         heads.append(tree.metadata.current_snapshot_id)
     with tree.transaction() as tx:

@@ -1,4 +1,4 @@
-"""Compare filters with literals beyond the range of the column's type, or infinite, with evaluation row by row."""
+"""Filters with literals beyond the range of the column's type, or infinite ones, select the same rows as row by row."""
 
 from __future__ import annotations
 

@@ -220,14 +220,14 @@ def test_identity_sources() -> None:
 # A schema of structs, by ids: None for a primitive, else the ids of the struct's fields.
 def trees(ids: list[int]) -> st.SearchStrategy[tuple[IcebergColumn, ...]]:
     """Return schemas whose field ids are drawn from a list, each at most once and always under the same parent."""
-    outer = [place for place in ids if place < 10]
+    outer = [field_id for field_id in ids if field_id < 10]
 
     @st.composite
     def make(draw: st.DrawFn) -> tuple[IcebergColumn, ...]:
         columns = []
         for number in draw(st.lists(st.sampled_from(outer), unique=True)):
-            inner = draw(st.lists(st.sampled_from([number * 10 + place for place in range(4)]), unique=True))
-            children = tuple(col(draw(st.sampled_from("abcd")) + str(place), place) for place in inner)
+            inner = draw(st.lists(st.sampled_from([number * 10 + field_id for field_id in range(4)]), unique=True))
+            children = tuple(col(draw(st.sampled_from("abcd")) + str(field_id), field_id) for field_id in inner)
             name = draw(st.sampled_from("abcd")) + str(number)
             columns.append(struct(name, number, *children) if number % 2 else col(name, number))
         return tuple(columns)

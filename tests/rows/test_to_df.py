@@ -189,7 +189,7 @@ def test_null_and_nan_keys_of_two_columns(shop: Workshop) -> None:
     assert_same(table_of(shop).scan().to_df(), shop.sql("SELECT * FROM {t}"))
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def with_vector(shop: Workshop) -> Path:

@@ -102,7 +102,7 @@ def test_entries_beside_iceberg_and_pyiceberg(spark: SparkSession, tmp_path: Pat
             # pyiceberg counts values in lists and maps, and has no bounds in structs. It takes NaN for a bound, and the
             # sign of a zero from the footer.
             odd = nested | ({3, 4} if "bounds" in key else set())
-            left, right = ({k: v for k, v in each[key].items() if k not in odd} for each in (mine, other))
+            left, right = ({k: v for k, v in entry[key].items() if k not in odd} for entry in (mine, other))
             assert left == right, key
 
 

@@ -118,7 +118,7 @@ def test_folders_of_other_transforms_do_not_fill_a_column(spark: SparkSession, t
     assert partitions(table.add_files([write(tmp_path / "p_bucket=null" / "1.parquet", id=IDS)])) == [None]
 
 
-# -- which folder is which field's ------------------------------------------------------------------------------------
+# -- folders of partition fields --------------------------------------------------------------------------------------
 
 ONE = pa.array([1], pa.int64())
 REGIONS = Schema(
@@ -191,7 +191,9 @@ def test_the_session_decides_about_case(interpreted: SparkSession, tmp_path: Pat
         NestedField(2, "region", StringType()),
         NestedField(3, "REGION", StringType()),
     )
-    spec = PartitionSpec(*(PartitionField(each, 998 + each, IdentityTransform(), f"f{each}") for each in (2, 3)))
+    spec = PartitionSpec(
+        *(PartitionField(field_id, 998 + field_id, IdentityTransform(), f"f{field_id}") for field_id in (2, 3))
+    )
     both = new_table(interpreted, tmp_path / "both", spec, schema=Schema(*fields))
     lower = new_table(interpreted, tmp_path, by_region(), schema=REGIONS)
     path = write(tmp_path / "in" / "Region=x" / "1.parquet", id=ONE)
@@ -232,7 +234,7 @@ def test_java_takes_the_same_folders(spark: SparkSession, tmp_path: Path) -> Non
         assert row_texts(ours.sql("SELECT * FROM {t}")) == row_texts(theirs.sql("SELECT * FROM {t}"))
 
 
-# -- where the files are ----------------------------------------------------------------------------------------------
+# -- locations of files -----------------------------------------------------------------------------------------------
 
 
 def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> None:
@@ -243,9 +245,9 @@ def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> Non
     foreign = write(tmp_path / "other" / "w" / "db" / "t" / "deep" / "er" / "1.parquet", id=ONE)
     table = new_table(interpreted, tmp_path / "other" / "w" / "db" / "t" / "below", PartitionSpec(), schema=REGIONS)
     folder = str(tmp_path / "other" / "w" / "db" / "t")
-    for each in (path, foreign, f"file://{foreign}"):
+    for path_or_uri in (path, foreign, f"file://{foreign}"):
         with pytest.raises(sm.ValidationError, match=f"is in the folder of another Iceberg table, .*{folder}, whose"):
-            table.add_files([each])
+            table.add_files([path_or_uri])
     nested = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
     beside = write(tmp_path / "metadata" / "1.parquet", id=ONE)
     table = table.add_files([nested, beside]).add_files([path], check_other_tables=False)

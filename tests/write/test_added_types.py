@@ -155,7 +155,7 @@ def write(folder: Path, stored: Stored, number: int = 0, places: str = PLACES) -
         "l": pa.ListArray.from_arrays(offsets, values),
         "m": pa.MapArray.from_arrays(offsets, pa.array(["k"] * count), values),
     }
-    table = pa.table({f"{place}{number}": columns[place] for place in places})
+    table = pa.table({f"{name}{number}": columns[name] for name in places})
     if stored.format == "orc":
         orc.write_table(table, path)
     else:
@@ -171,7 +171,7 @@ def avro(stored: Stored, number: int, places: str) -> bytes:
 
     def schema(kind: Any) -> dict[str, Any]:
         listed = []
-        for place in places:
+        for name in places:
             union = ["null", kind]
             types: dict[str, Any] = {
                 "c": union,
@@ -179,7 +179,7 @@ def avro(stored: Stored, number: int, places: str) -> bytes:
                 "l": {"type": "array", "items": union},
                 "m": {"type": "map", "values": union},
             }
-            listed.append({"name": f"{place}{number}", "type": types[place]})
+            listed.append({"name": f"{name}{number}", "type": types[name]})
             kind = kind.get("name", kind) if isinstance(kind, dict) else kind
         return {"type": "record", "name": "row", "fields": listed}
 
@@ -189,7 +189,7 @@ def avro(stored: Stored, number: int, places: str) -> bytes:
     for value in (stored.values, None):
         columns = {"c": value, "s": {"x": value}, "l": [value], "m": {"k": value}}
         record = io.BytesIO()
-        named = {f"{place}{number}": columns[place] for place in places}
+        named = {f"{name}{number}": columns[name] for name in places}
         fastavro.schemaless_writer(record, fastavro.parse_schema(schema(raw)), named)
         records.append(record.getvalue())
     sync = os.urandom(16)
@@ -198,8 +198,8 @@ def avro(stored: Stored, number: int, places: str) -> bytes:
 
 
 def fields(listed: list[Stored]) -> Iterator[dict[str, Any]]:
-    for number, each in enumerate(listed):
-        ids, kind = number * 20, each.type
+    for number, stored in enumerate(listed):
+        ids, kind = number * 20, stored.type
         inside = {"id": ids + 3, "name": "x", "required": False, "type": kind}
         kinds = (
             kind,
@@ -233,7 +233,7 @@ def values_of(stored: Stored) -> list[Any]:
 def test_java_reads_what_is_added(spark: SparkSession, tmp_path: Path) -> None:
     shop = Workshop(Java(spark), "added_types")
     shop.create_by_java([*fields(PLAIN)])
-    opened(shop).add_files([write(tmp_path, each, number) for number, each in enumerate(PLAIN)])
+    opened(shop).add_files([write(tmp_path, stored, number) for number, stored in enumerate(PLAIN)])
     # Java's vectorized reader reads only columns that are not nested.
     selected = {"c": "c{0}", "s": "s{0}.x", "l": "l{0}[0]", "m": "m{0}['k']"}
     for vectors, places in ((True, "c"), (False, "cslm")):
@@ -242,15 +242,15 @@ def test_java_reads_what_is_added(spark: SparkSession, tmp_path: Path) -> None:
             f"{selected[place].format(number)} AS {place}{number}" for number in range(len(PLAIN)) for place in places
         ]
         rows = table.selectExpr("_file", *columns).toArrow().to_pylist()
-        for number, each in enumerate(PLAIN):
-            of_file = [row for row in rows if row["_file"].endswith(f"-{number}.{each.format}")]
+        for number, stored in enumerate(PLAIN):
+            of_file = [row for row in rows if row["_file"].endswith(f"-{number}.{stored.format}")]
             for place in places:
                 read = [row[f"{place}{number}"] for row in of_file]
                 read = [value.replace(tzinfo=None) if isinstance(value, datetime) else value for value in read]
-                assert read == values_of(each), (each.name, each.type, place, vectors)
+                assert read == values_of(stored), (stored.name, stored.type, place, vectors)
     others = Workshop(Java(spark), "added_types_of_generic_reader")
     others.create_by_java([*fields(BY_GENERIC_READER)])
-    opened(others).add_files([write(tmp_path, each, number) for number, each in enumerate(BY_GENERIC_READER)])
+    opened(others).add_files([write(tmp_path, stored, number) for number, stored in enumerate(BY_GENERIC_READER)])
     for number in range(len(BY_GENERIC_READER)):
         records = Java(spark).records(others.metadata_location, f"c{number}")
         assert sorted(str(record.get(0)) for record in records) == ["01:00", "None", "None", "None"]
@@ -262,17 +262,17 @@ def test_what_java_does_not_read_is_refused(spark: SparkSession, tmp_path: Path)
     table = new_table(spark, tmp_path, PartitionSpec(), schema=schema)
     # The driver does the tasks' work, since a commit for each file would run jobs.
     tasks = existing_files(table.state, check_other_tables=True)
-    for number, each in enumerate(listed):
+    for number, stored in enumerate(listed):
         names = {"c": "c{}", "s": "s{}.x", "l": "l{}.element", "m": "m{}.value"}
         for place, name in names.items():
-            path = write(tmp_path, each, number, place)
+            path = write(tmp_path, stored, number, place)
             (described,) = tasks.describe([pa.record_batch({"file_path": [path]})])
             (problem,) = described["problem"].to_pylist()
-            assert problem is not None, (each, place)
+            assert problem is not None, (stored, place)
             assert problem.startswith(f"{path}: "), problem
             assert name.format(number) in problem, problem
-            assert each.type in problem, problem
-            assert f"table.append(spark.read.{each.format.replace('avro', 'format')}(" in problem, problem
+            assert stored.type in problem, problem
+            assert f"table.append(spark.read.{stored.format.replace('avro', 'format')}(" in problem, problem
     path = write(tmp_path, REFUSED[0], 0, "c")
     with pytest.raises(sm.ValidationError, match="column c0 is an unsigned integer of 8 bits: Iceberg's Java readers"):
         table.add_files([path])
@@ -282,16 +282,17 @@ def test_what_java_does_not_read_is_refused(spark: SparkSession, tmp_path: Path)
 @pytest.mark.java
 @pytest.mark.skipif(not SOAK, reason="a table for each type")
 def test_java_does_not_read_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    for number, each in enumerate(REFUSED + REFUSED_BY_GENERIC_READER):
+    for number, stored in enumerate(REFUSED + REFUSED_BY_GENERIC_READER):
         shop = Workshop(Java(spark), f"refused_{number}")
-        shop.create_by_java([*fields([each])][:1])
+        shop.create_by_java([*fields([stored])][:1])
         mapping = Java(spark).iceberg.mapping
         names = mapping.NameMappingParser.toJson(mapping.MappingUtil.create(shop.table.schema()))
         shop.table.updateProperties().set("schema.name-mapping.default", names).commit()
-        path = write(tmp_path, each, 0, "c")
-        file = {"file-path": f"file://{path}", "file-format": each.format, "file-size-in-bytes": os.path.getsize(path)}  # noqa: PTH202
+        path = write(tmp_path, stored, 0, "c")
+        size = os.path.getsize(path)  # noqa: PTH202
+        file = {"file-path": f"file://{path}", "file-format": stored.format, "file-size-in-bytes": size}
         shop.table.newAppend().appendFile(shop.content_file({**file, "record-count": 2})).commit()
-        expected = values_of(each)
+        expected = values_of(stored)
 
         def by_spark(*, vectors: bool) -> list[Any]:
             table = spark.read.option("vectorization-enabled", str(vectors).lower()).table(shop.sql_name)  # noqa: B023
@@ -300,7 +301,7 @@ def test_java_does_not_read_what_is_refused(spark: SparkSession, tmp_path: Path)
         def by_generic_reader() -> list[Any]:
             return [record.get(0) for record in Java(spark).records(shop.metadata_location)]  # noqa: B023
 
-        readers = [by_generic_reader] if each in REFUSED_BY_GENERIC_READER else [
+        readers = [by_generic_reader] if stored in REFUSED_BY_GENERIC_READER else [
             lambda: by_spark(vectors=True), lambda: by_spark(vectors=False),
         ]  # fmt: skip
         read = []
@@ -309,4 +310,4 @@ def test_java_does_not_read_what_is_refused(spark: SparkSession, tmp_path: Path)
                 read.append(reader())
             except Exception as error:  # noqa: BLE001  Java's, of any class
                 read.append(error)
-        assert any(rows != expected for rows in read), (each, read)
+        assert any(rows != expected for rows in read), (stored, read)

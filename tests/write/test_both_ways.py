@@ -209,11 +209,11 @@ def _refuse(_: SessionSource) -> SparkSession:
 def frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Return the rows as a DataFrame of one task."""
     plain = {"name": pa.string(), "at": pa.timestamp("us", "UTC"), "key": pa.binary()}
-    for place, name in enumerate(table.column_names):
+    for index, name in enumerate(table.column_names):
         if name in plain:
             column = table.column(name)
             stored = pa.chunked_array([chunk.storage for chunk in column.chunks]) if name == "key" else column
-            table = table.set_column(place, name, stored.cast(plain[name]))
+            table = table.set_column(index, name, stored.cast(plain[name]))
     return local_frame(spark, table).coalesce(1)
 
 
@@ -292,7 +292,7 @@ def _plain(value: Any, snapshots: dict[int, int], contents: dict[str, str]) -> A
     if not isinstance(value, dict):
         return value
     left_out = _DIFFERENT if value.get("content_type") in (0, 4, None) else _DIFFERENT | _OF_DATA
-    plain = {name: _plain(each, snapshots, contents) for name, each in value.items() if name not in left_out}
+    plain = {name: _plain(child, snapshots, contents) for name, child in value.items() if name not in left_out}
     if "snapshot_id" in plain:
         plain["snapshot_id"] = snapshots.get(value["snapshot_id"])
     if "referenced_file" in plain:

@@ -502,11 +502,11 @@ def test_columns_that_differ_only_in_case(spark: SparkSession, tmp_path: Path, m
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     names = ("id", "a", "A", "n", "changes")
-    schema = Schema(*(NestedField(place, name, LongType()) for place, name in enumerate(names, 1)))
+    schema = Schema(*(NestedField(index, name, LongType()) for index, name in enumerate(names, 1)))
     spec = PartitionSpec(PartitionField(3, 1000, BucketTransform(4), "A_bucket"))
     modes = {"write.update.mode": mode, "write.delete.mode": mode}
     table = catalog.create_table("db.t", schema, spec, format_version=3, properties=modes, spark=spark)
-    rows = [(place, 10 + place, 20 + place, 30 + place, 40 + place) for place in range(4)]
+    rows = [(index, 10 + index, 20 + index, 30 + index, 40 + index) for index in range(4)]
     table = table.append(spark.createDataFrame(rows, list(names)).coalesce(1))
     table = table.update({"A": F.col("n") + 70, "n": 7}, "A = 22").update({"a": F.col("changes")}, "a = 11")
     changed = [rows[0], (1, 41, 21, 31, 41), (2, 12, 102, 7, 42), rows[3]]

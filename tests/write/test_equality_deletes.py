@@ -157,7 +157,7 @@ def test_files_are_those_of_java(spark: SparkSession, version: int) -> None:
     ]
     for file, of_peer in zip(files, peers, strict=True):
         assert dict(file["column_sizes"]).keys() == dict(of_peer["column_sizes"]).keys()
-        notes = [pq.read_metadata(local_path(each["file_path"])).metadata for each in (file, of_peer)]
+        notes = [pq.read_metadata(local_path(deletes["file_path"])).metadata for deletes in (file, of_peer)]
         for key in (b"delete-type", b"delete-field-ids"):
             assert notes[0][key] == notes[1][key]
     summaries = [each.current_snapshot().summary for each in (table, peer)]

@@ -117,7 +117,9 @@ UNFIT = {
 @pytest.mark.parametrize("partitioned", [(), ("u", "fx", "t", "dec")], ids=str)
 def test_values_that_do_not_fit(spark: SparkSession, tmp_path: Path, partitioned: tuple[str, ...]) -> None:
     sources = (EVERY_TYPE.find_field(name) for name in partitioned)
-    fields = (PartitionField(each.field_id, 1000 + n, IdentityTransform(), each.name) for n, each in enumerate(sources))
+    fields = (
+        PartitionField(source.field_id, 1000 + n, IdentityTransform(), source.name) for n, source in enumerate(sources)
+    )
     table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec(*fields))
     for value, message in UNFIT.items():
         with pytest.raises(sm.ValidationError) as caught:
@@ -143,8 +145,8 @@ def test_partitions_of_every_type(spark: SparkSession, tmp_path: Path) -> None:
     names = ("u", "fx", "t", "dec", "small", "ntz", "tz", "b", "d", "id")
     fields = (EVERY_TYPE.find_field(name) for name in names)
     spec = PartitionSpec(
-        *(PartitionField(field.field_id, 1000 + place, IdentityTransform(), field.name)
-          for place, field in enumerate(fields))
+        *(PartitionField(field.field_id, 1000 + index, IdentityTransform(), field.name)
+          for index, field in enumerate(fields))
     )  # fmt: skip
     table = new_table(spark, tmp_path, EVERY_TYPE, spec)
     table = table.append(spark.sql(QUERY).where("id < 8"))
@@ -161,7 +163,9 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
         NestedField(1, "s", StringType()), NestedField(2, "b", BinaryType()), NestedField(3, "d", DecimalType(38, 10))
     )
     fields = ((1, BucketTransform(4), "s4"), (2, BucketTransform(3), "b3"), (3, TruncateTransform(500), "d500"))
-    spec = PartitionSpec(*(PartitionField(source, 1000 + source, each, name) for source, each, name in fields))
+    spec = PartitionSpec(
+        *(PartitionField(source, 1000 + source, transform, name) for source, transform, name in fields)
+    )
     table = new_table(spark, tmp_path, schema, spec)
     rows = [
         (f"text {n}" if n % 5 else None, bytes([n]) if n % 7 else None, Decimal(n).scaleb(-9) if n % 3 else None)
@@ -173,8 +177,8 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
     for row in values:
         source = (row.s, None if row.b is None else bytes(row.b), row.d)
         expected = [
-            each.transform(schema.find_type(field))(value)
-            for (field, each, _), value in zip(fields, source, strict=True)
+            transform.transform(schema.find_type(field))(value)
+            for (field, transform, _), value in zip(fields, source, strict=True)
         ]
         assert list(row._partition) == expected
 

@@ -151,11 +151,11 @@ class Stage:
         return {path: Path(path).read_bytes() for path in files_below(self.folder)}
 
     def reset(self) -> None:
-        there = files_below(self.folder)
-        for path in there - self.contents.keys():
+        files = files_below(self.folder)
+        for path in files - self.contents.keys():
             Path(path).unlink()
         for path, data in self.contents.items():
-            if path not in there or Path(path).stat().st_size != len(data) or path.endswith((".text", ".json")):
+            if path not in files or Path(path).stat().st_size != len(data) or path.endswith((".text", ".json")):
                 Path(path).write_bytes(data)
 
     def table(self) -> sm.Table:
@@ -296,32 +296,34 @@ def test_each_fault_of_a_change(
     tasks_use(monkeypatch, sound)
     of_driver = list(faults(lambda files: case.run(through(stage.table(), files))))
     written = sound.operations
-    of_tasks = [Fault(n, way, what) for n, what in enumerate(written) for way in (Kind.FAILS, Kind.ANSWER_LOST)]
+    of_tasks = [
+        Fault(n, way, operation) for n, operation in enumerate(written) for way in (Kind.FAILS, Kind.ANSWER_LOST)
+    ]
     whole = State.of(stage)
     assert whole.rows == sorted(case.rows, key=repr)
     assert whole.there == whole.reached
     candidates = [*(("driver", fault) for fault in of_driver), *(("task", fault) for fault in of_tasks)]
     outcomes: dict[str, int] = {}
-    for who, fault in some_of(candidates, f"{name} {kind}", 1):
+    for process, fault in some_of(candidates, f"{name} {kind}", 1):
         stage.reset()
         sound.forget()
         caplog.clear()
-        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path), fault=fault) if who == "task" else sound)
-        driver = FaultyFiles(fault=fault if who == "driver" else None)
+        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path), fault=fault) if process == "task" else sound)
+        driver = FaultyFiles(fault=fault if process == "driver" else None)
         table = through(stage.table(), driver)
         outcome = attempt(lambda table=table: case.run(table))  # type: ignore[misc]
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
-        said = f"{name} {kind}: {who} {fault}: {outcome}"
-        after = check(stage, case, before, outcome, said, caplog.text)
-        assert not {local_path(location) for location in driver.deleted} & after.reached, said
-        if outcome == "failed" and who == "driver" and not fault.lasting and fault.operation not in CLEANING:
-            assert after.there == before.there, said
+        description = f"{name} {kind}: {process} {fault}: {outcome}"
+        after = check(stage, case, before, outcome, description, caplog.text)
+        assert not {local_path(location) for location in driver.deleted} & after.reached, description
+        if outcome == "failed" and process == "driver" and not fault.lasting and fault.operation not in CLEANING:
+            assert after.there == before.there, description
         is_unchanged = after.metadata_location == before.metadata_location
-        if is_unchanged and (SOAK or STEPS or zlib.crc32(said.encode()) % 3 == 0):
+        if is_unchanged and (SOAK or STEPS or zlib.crc32(description.encode()) % 3 == 0):
             tasks_use(monkeypatch, sound)
             case.run(through(stage.table(), FaultyFiles()))
             again = State.of(stage)
-            assert again.rows == whole.rows, said
+            assert again.rows == whole.rows, description
     print(f"{name} {kind}: {len(candidates)} faults; these ran: {outcomes}")  # noqa: T201  the figures of `make soak`
 
 
@@ -388,19 +390,19 @@ def test_a_full_disk(
 ) -> None:
     """Whichever file does not fit, the change fails and leaves no file and no changed one. With room, it succeeds."""
     stage, case = stage_of((version, MODES[1])), CASES["update"]
-    for what, pattern in FULL.items():
-        change = (lambda table: table.delete("id > 4 and id < 9")) if what == "deletes by tasks" else case.run
+    for kind, pattern in FULL.items():
+        change = (lambda table: table.delete("id > 4 and id < 9")) if kind == "deletes by tasks" else case.run
         with pytest.MonkeyPatch.context() as limits:
-            limits.setattr(deletes, "_DRIVER_BYTES", -1 if what == "deletes by tasks" else deletes._DRIVER_BYTES)
+            limits.setattr(deletes, "_DRIVER_BYTES", -1 if kind == "deletes by tasks" else deletes._DRIVER_BYTES)
             tasks_use(limits, FullWriter() if pattern is None else ExecutorWriter())
             # The first of several position delete files is written.
-            disk = FullDisk(pattern=pattern or "no file", room=int(what == "deletes" and version == 2))
+            disk = FullDisk(pattern=pattern or "no file", room=int(kind == "deletes" and version == 2))
             with pytest.raises(Exception, match="No space left on device") as raised:
                 change(through(stage.table(), disk))
-        assert isinstance(raised.value, OSError), what
-        assert proves_failure(raised.value), what
-        assert disk.is_full is (pattern is not None), what
-        assert stage.read() == stage.contents, what
+        assert isinstance(raised.value, OSError), kind
+        assert proves_failure(raised.value), kind
+        assert disk.is_full is (pattern is not None), kind
+        assert stage.read() == stage.contents, kind
     tasks_use(monkeypatch, ExecutorWriter())
     case.run(through(stage.table(), FullDisk()))
     assert State.of(stage).rows == sorted(case.rows, key=repr)

@@ -86,7 +86,9 @@ def test_removed_partition_fields_of_version_1(spark: SparkSession, tmp_path: Pa
     kinds = (StringType(), BinaryType(), DecimalType(9, 2), TimestampType())
     schema = Schema(*(NestedField(number, f"c{number}", kind) for number, kind in enumerate(kinds, 1)))
     transforms = (*[BucketTransform(3)] * 3, DayTransform())
-    fields = [PartitionField(number, 999 + number, each, f"p{number}") for number, each in enumerate(transforms, 1)]
+    fields = [
+        PartitionField(number, 999 + number, transform, f"p{number}") for number, transform in enumerate(transforms, 1)
+    ]
     catalog = sm.load_catalog("voids", type="hadoop", warehouse=f"file://{tmp_path}")
     table = catalog.create_table("db.t", schema, PartitionSpec(*fields), format_version=1, spark=spark)
     row = spark.sql("SELECT 'x' c1, X'01' c2, CAST(1.25 AS DECIMAL(9, 2)) c3, timestamp_ntz'2020-01-01 00:00:00' c4")

@@ -133,7 +133,7 @@ def merged(rows: dict[int, tuple[str, int]], given_rows: dict[int, tuple[str, in
     """Return the rows of a merge by key, according to the model."""
 
     def clause_for(kind: str, n: int) -> str | None:
-        return next((action for each, bound, action in chosen if each == kind and n > bound), None)
+        return next((action for clause_kind, bound, action in chosen if clause_kind == kind and n > bound), None)
 
     result = {}
     for key, (part, n) in rows.items():

@@ -33,8 +33,10 @@ def table(interpreted: SparkSession, tmp_path: Path) -> sm.Table:
 
 def new_table(spark: SparkSession, folder: Path, kind: str, request: pytest.FixtureRequest, **options: Any) -> sm.Table:
     """Create a table in a file system catalog, or in the REST catalog."""
-    place = {"warehouse": str(folder)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
-    catalog = sm.load_catalog("rows", type=kind, **place)
+    catalog_properties = (
+        {"warehouse": str(folder)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
+    )
+    catalog = sm.load_catalog("rows", type=kind, **catalog_properties)
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.create_namespace(namespace)
     return catalog.create_table(f"{namespace}.t", SCHEMA, spark=spark, **options)

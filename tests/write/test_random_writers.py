@@ -173,7 +173,7 @@ class Writers:
 
     def update(self) -> Change:
         scope, part = self.scope(), self.rng.choice([None, *PARTS])
-        given: dict[str, Any] = {"n": F.col("n") + 1} if part is None else {"part": part}
+        assignments: dict[str, Any] = {"n": F.col("n") + 1} if part is None else {"part": part}
 
         def split(rows: Rows) -> tuple[Rows, Rows]:
             matching = scope.of(rows)
@@ -184,7 +184,7 @@ class Writers:
 
         return Change(
             f"update {scope.text}: {part or 'n + 1'}",
-            lambda tx, notes: tx.update(given, scope.text, snapshot_properties=notes),
+            lambda tx, notes: tx.update(assignments, scope.text, snapshot_properties=notes),
             split, scope, self.level,
         )  # fmt: skip
 
@@ -370,7 +370,7 @@ def place_of(file: Any) -> tuple[str, int, int]:
     if file.get("content"):
         return file["partition"]["part"], -1, 1 << 39
     bounds = [{item["key"]: item["value"] for item in file[name] or ()} for name in ("lower_bounds", "upper_bounds")]
-    low, high = (struct.unpack("<q", each[1])[0] if 1 in each else None for each in bounds)
+    low, high = (struct.unpack("<q", values[1])[0] if 1 in values else None for values in bounds)
     return file["partition"]["part"], -1 if low is None else low, 1 << 39 if high is None else high
 
 

@@ -86,7 +86,7 @@ TAKEN: list[tuple[IcebergType, pa.Array, Any]] = [
 def new_table(tmp_path: Path, *columns: IcebergType) -> Table:
     lake = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
     lake.create_namespace("db")
-    fields = [NestedField(1 + 10 * place, f"c{place}", kind) for place, kind in enumerate(columns)]
+    fields = [NestedField(1 + 10 * index, f"c{index}", kind) for index, kind in enumerate(columns)]
     return lake.create_table("db.t", Schema(*fields), format_version=3)
 
 
@@ -97,7 +97,7 @@ def written(table: Table) -> list[dict[str, Any]]:
 
 def test_types_that_are_taken(tmp_path: Path) -> None:
     table = new_table(tmp_path, *(kind for kind, _, _ in TAKEN))
-    rows = pa.table({f"c{place}": values for place, (_, values, _) in enumerate(TAKEN)})
+    rows = pa.table({f"c{index}": values for index, (_, values, _) in enumerate(TAKEN)})
     (row,) = written(table.append(rows))
     for (kind, values, expected), found in zip(TAKEN, row.values(), strict=True):
         assert found == expected, (kind, values.type)

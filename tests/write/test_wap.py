@@ -247,7 +247,7 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
         spark, f"wap_{version}", "id bigint, part string", "part", version=version, properties=WAP | MERGE_ON_READ
     )
     # Java's totals start at 0 in the first snapshot of a branch, although it has all files of main.
-    totals = {f"total-{what}" for what in ("records", "data-files", "delete-files", "position-deletes")}
+    totals = {f"total-{counted}" for counted in ("records", "data-files", "delete-files", "position-deletes")}
     ignored = frozenset({"manifests-created", "manifests-kept", "manifests-replaced", *totals})
 
     def both(sql: str, change: Callable[[sm.Table], object]) -> None:

@@ -67,7 +67,9 @@ class Memory:
     def read(self, location: str) -> bytes:
         table = self.store.leaves.get(location)
         if table is None:
-            offset, blob = next((place[1], blob) for place, blob in self.store.blobs.items() if place[0] == location)
+            offset, blob = next(
+                (stored_at[1], blob) for stored_at, blob in self.store.blobs.items() if stored_at[0] == location
+            )
             return bytes(offset) + blob
         data = pc.all(pc.equal(table.column("content_type"), int(ContentType.DATA))).as_py()
         return write_manifest(table, "data" if data else "delete")
@@ -91,7 +93,7 @@ class LocalJob(RewriteJob):
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
         keys = self.scope.keys[group.spec_id or 0]
-        leaves = [self.memory.leaf(self.root.column("location")[place].as_py()) for place in group.leaves]
+        leaves = [self.memory.leaf(self.root.column("location")[ordinal].as_py()) for ordinal in group.leaves]
         return range_bounds(pa.concat_tables([key_table(leaf, keys) for leaf in [*leaves, self.files(group)]]), ranges)
 
     @cached_property

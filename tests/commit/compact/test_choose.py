@@ -61,21 +61,21 @@ def file(name: str, kind: int = 0) -> list[dict[str, Any]]:
 def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
     rows = [row for part in parts for row in part]
     root = Root("root", pa.Table.from_pylist(rows, schema=SCHEMA))
-    places = frozenset(place for place, row in enumerate(rows) if row["content_type"] != 5)
-    owners = frozenset(place for place, row in enumerate(rows) if row["content_type"] == 3)
+    places = frozenset(index for index, row in enumerate(rows) if row["content_type"] != 5)
+    owners = frozenset(index for index, row in enumerate(rows) if row["content_type"] == 3)
     return Scope(root, places, owners, {0: (1,)}, {0: frozenset()}, CompactionLimits(**{**vars(LIMITS), **limits}))
 
 
 def groups_of(tree: Scope, choice: CompactionGroups) -> list[tuple[list[str], int, bool]]:
     """Return the leaves and files, the number of new leaves, and whether tasks exchange entries, of each group."""
     names = tree.root.table.column("location").to_pylist()
-    return [([names[place] for place in (*group.leaves, *group.files)], group.parts, group.exchanged)
+    return [([names[ordinal] for ordinal in (*group.leaves, *group.files)], group.parts, group.exchanged)
             for group in choice.groups]  # fmt: skip
 
 
 def reasons_of(tree: Scope, choice: CompactionGroups) -> Mapping[str, tuple[Reason, ...]]:
     names = tree.root.table.column("location").to_pylist()
-    return {names[place]: reasons for place, reasons in choice.reasons.items()}
+    return {names[ordinal]: reasons for ordinal, reasons in choice.reasons.items()}
 
 
 def test_a_tree_in_good_shape() -> None:

@@ -44,7 +44,7 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
         "max_bytes": rng.choice((None, None, 3_000)),
     }
     places = [*root.of(LEAF_KINDS).column("ordinal").to_pylist(), *root.of(KINDS).column("ordinal").to_pylist()]
-    usable = frozenset(place for place in places if rng.random() < rng.choice((0.7, 1.0)))
+    usable = frozenset(ordinal for ordinal in places if rng.random() < rng.choice((0.7, 1.0)))
     owners = root.of([ContentType.DATA_MANIFEST]).column("ordinal").to_pylist()
     keys = dict.fromkeys(SPECS, rng.choice(((1,), ())))
     sources = dict.fromkeys(SPECS, frozenset[int]())
@@ -53,7 +53,7 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
 
 def check_choice(scope: Scope, choice: CompactionGroups) -> None:
     """Check that each entry is chosen at most once and usable, and that the choice is within the cap."""
-    places = [place for group in choice.groups for place in (*group.leaves, *group.files)]
+    places = [ordinal for group in choice.groups for ordinal in (*group.leaves, *group.files)]
     assert len(set(places)) == len(places)
     assert set(places) <= scope.usable
     assert set(choice.reasons) == set(places)

@@ -41,10 +41,10 @@ def pairs(spans: LeafRanges) -> set[tuple[int, int]]:
 def test_counts_are_those_of_all_pairs(seed: int) -> None:
     rng = random.Random(seed)
     bounds = [sorted((rng.randrange(12), rng.randrange(12))) for _ in range(rng.randrange(1, 15))]
-    lower, upper = (np.array([pair[place] for pair in bounds], np.int64) for place in (0, 1))
+    lower, upper = (np.array([pair[side] for pair in bounds], np.int64) for side in (0, 1))
     spans = LeafRanges(lower, upper, np.zeros(len(bounds), bool))
-    count = [sum(overlap(pair, other) for at, other in enumerate(bounds) if at != place)
-             for place, pair in enumerate(bounds)]  # fmt: skip
+    count = [sum(overlap(pair, other) for at, other in enumerate(bounds) if at != index)
+             for index, pair in enumerate(bounds)]  # fmt: skip
     assert spans.overlaps.tolist() == count
     assert spans.mean_overlaps() == sum(count) / len(count)
     together = {frozenset(component.tolist()) for component in spans.components()}

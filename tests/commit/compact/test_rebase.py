@@ -134,9 +134,9 @@ def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
 def test_a_vector_of_a_file_that_others_put_into_a_leaf_belongs_to_no_leaf() -> None:
     """The compaction has written the file e too, but it is masked there: a vector beside that leaf would be lost."""
     table = Table()
-    place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
+    vector = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     owned, other = (
-        entry(ContentType.POSITION_DELETES, "v.puffin", 1, deletion_vector=place | {"offset": offset},
+        entry(ContentType.POSITION_DELETES, "v.puffin", 1, deletion_vector=vector | {"offset": offset},
               referenced_file=f"/t/data/{name}")
         for offset, name in ((4, "e"), (50, "a"))
     )  # fmt: skip

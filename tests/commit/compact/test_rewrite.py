@@ -45,7 +45,7 @@ def test_entries_that_are_exchanged_are_read_in_bounded_parts(
     state: Any = None
     group = Group(ContentType.DATA_MANIFEST, 0, tuple(range(1, 5)), files=(0,))
     Job(state, scope, state, "")._chunks(replace(group, parts=2, exchanged=True))
-    assert [[place - 1 for place in leaves] for leaves, _ in taken] == expected
+    assert [[ordinal - 1 for ordinal in leaves] for leaves, _ in taken] == expected
     assert [files for _, files in taken] == [True, *[False] * (len(expected) - 1)]
 
 
