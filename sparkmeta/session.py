@@ -525,7 +525,8 @@ def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema, *, 
 
     size = max(-(-len(units) // _THREADS), 1) if runs else 1
     parts = [units.slice(place, size).to_batches() for place in range(0, len(units), size)]
-    results = _threads().map(lambda part: list(function(part)), parts)
+    apply = _threads().map if len(parts) > 1 else map
+    results = apply(lambda part: list(function(part)), parts)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 
