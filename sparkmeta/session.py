@@ -525,7 +525,8 @@ def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema, *, 
 
     size = max(-(-len(units) // _THREADS), 1) if runs else 1
     groups = [units.slice(start, size).to_batches() for start in range(0, len(units), size)]
-    results = _threads().map(lambda group: list(function(group)), groups)
+    apply = _threads().map if len(groups) > 1 else map
+    results = apply(lambda group: list(function(group)), groups)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 

@@ -313,7 +313,8 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
 
     Returns:
         A Sql that is never null, and false only if no row matches. NaN is not greater than a number here. Tests of
-        bounds are also separate conjuncts, ``bound IS NULL OR bound <= literal``, which Spark pushes into Parquet.
+        bounds are also separate conjuncts, ``bound IS NULL OR bound <= literal``, which Spark pushes into Parquet. They
+        are implied, except for bounds in the wrong order, and the driver does not evaluate them.
     """
     filter_stats = _FilterStats(stats, record_count)
     may_hold = fold_truth(bound, lambda leaf: _might(leaf, filter_stats.of))
@@ -322,7 +323,8 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), filter_stats)
     pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
-    return as_column(all_of(counted != 0, *pushed, exact))
+    whole = as_column(all_of(counted != 0, exact))
+    return Sql(as_column(all_of(counted != 0, *pushed, exact)).text, whole.operation, *whole.operands)
 
 
 def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, BoundPredicate, BoundReference, UnboundTerm
 from pyiceberg.schema import Accessor
@@ -51,19 +51,18 @@ class SchemaFields:
 
     def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
         self.case_sensitive = case_sensitive
-        self.by_name: dict[str, list[tuple[FieldReference, str | None]]] = defaultdict(list)
-        for reference, container in _references(schema.as_struct(), (), (), False, None):
-            self.by_name[self._key(reference.name)].append((reference, container))
+        self._by_name: dict[str, list[_Place]] = defaultdict(list)
+        for place in _places(schema.as_struct(), (), (), False, None):
+            self._by_name[self._key(place.name)].append(place)
 
     def _key(self, name: str) -> str:
         return name if self.case_sensitive else name.lower()
 
     def _hint(self, name: str) -> str:
         """Return a hint at existing names, for the end of an error message."""
-        names = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
-        similar = [candidate for candidate in names if candidate.lower() == name.lower()] or get_close_matches(
-            name, names
-        )
+        names = [places[0].name for places in self._by_name.values() if places[0].container is None]
+        similar = [candidate for candidate in names if candidate.lower() == name.lower()]
+        similar = similar or get_close_matches(name, names)
         if similar:
             return f": did you mean {' or '.join(map(shown, similar))}?"
         suffix = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
@@ -75,45 +74,54 @@ class SchemaFields:
         Raises:
             InvalidFilterError: the field does not exist, is ambiguous, or is inside a list or map.
         """
-        matches = self.by_name.get(self._key(name), [])
-        if not matches:
+        places = self._by_name.get(self._key(name), [])
+        if not places:
             raise InvalidFilterError(f"no column {shown(name)} in the schema{self._hint(name)}")
-        if len(matches) > 1:
-            names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in matches)
+        if len(places) > 1:
+            names = ", ".join(f"{place.name} (id {place.field.field_id})" for place in places)
             raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
-        (reference, container) = matches[0]
-        if container is not None:
-            raise InvalidFilterError(f"column {reference.name} is inside {container}: filters can't test it")
-        return reference
+        (place,) = places
+        if place.container is not None:
+            raise InvalidFilterError(f"column {place.name} is inside {place.container}: filters can't test it")
+        field = place.field.model_copy(update={"required": not place.optional})
+        return FieldReference(field, _accessor(place.positions), place.name)
 
 
-def _references(
+class _Place(NamedTuple):
+    """A field in a schema.
+
+    Attributes:
+        field: the field.
+        name: its full name.
+        positions: the positions of the field and its parents.
+        optional: whether the field or a parent is optional.
+        container: the name of the list or map that contains it, or None.
+    """
+
+    field: NestedField
+    name: str
+    positions: tuple[int, ...]
+    optional: bool
+    container: str | None
+
+
+def _places(
     struct: StructType, names: tuple[str, ...], positions: tuple[int, ...], optional: bool, container: str | None
-) -> Iterator[tuple[FieldReference, str | None]]:
-    """Yield every field in a struct, with the name of the list or map that contains it, or None."""
+) -> Iterator[_Place]:
+    """Yield every field in a struct."""
     for position, field in enumerate(struct.fields):
-        path, field_positions = (*names, field.name), (*positions, position)
-        nullable = optional or not field.required
-        name = ".".join(path)
-        reference = FieldReference(
-            field.model_copy(update={"required": not nullable}), _accessor(field_positions), name
-        )
-        yield reference, container
-        yield from _nested(field, path, field_positions, nullable, container)
-
-
-def _nested(
-    field: NestedField, path: tuple[str, ...], positions: tuple[int, ...], nullable: bool, container: str | None
-) -> Iterator[tuple[FieldReference, str | None]]:
-    match field.field_type:
-        case StructType() as struct:
-            yield from _references(struct, path, positions, nullable, container)
-        case ListType() as elements:
-            inside = container or f"list {'.'.join(path)}"
-            yield from _references(StructType(elements.element_field), path, positions, True, inside)
-        case MapType() as entries:
-            inside = container or f"map {'.'.join(path)}"
-            yield from _references(StructType(entries.key_field, entries.value_field), path, positions, True, inside)
+        path, at = (*names, field.name), (*positions, position)
+        place = _Place(field, ".".join(path), at, optional or not field.required, container)
+        yield place
+        match field.field_type:
+            case StructType() as inner:
+                yield from _places(inner, path, at, place.optional, container)
+            case ListType() as elements:
+                inside = container or f"list {place.name}"
+                yield from _places(StructType(elements.element_field), path, at, True, inside)
+            case MapType() as entries:
+                inside = container or f"map {place.name}"
+                yield from _places(StructType(entries.key_field, entries.value_field), path, at, True, inside)
 
 
 def _accessor(positions: tuple[int, ...]) -> Accessor:

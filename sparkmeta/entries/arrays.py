@@ -81,8 +81,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the rows that a mask selects; the table itself if these are all."""
-    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
+    """Return the rows that a mask selects. If these are all or none, nothing is copied."""
+    count = whole(rows).true_count
+    return table.filter(rows) if 0 < count < len(table) else table.slice(0, count)
 
 
 def sorted_places(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:

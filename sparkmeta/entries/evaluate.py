@@ -7,7 +7,7 @@ Each operation is applied to all rows at once, and to the elements of all lists 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import as_numbers, bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, places_where, uuid_bytes, uuid_texts, whole
+from sparkmeta.entries.arrays import compact_lists, kept_rows, places_where, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ _BETWEEN: Final = b"\1"
 
 def where(rows: pa.Table, condition: Sql) -> pa.Table:
     """Return the rows for which a condition is true."""
-    passed = _Rows.of(rows).evaluate(condition).cast(pa.bool_())
+    passed = _flags(_Rows.of(rows).evaluate(condition))
     if isinstance(passed, pa.Scalar):
         return rows if passed.as_py() else rows.slice(0, 0)
-    return rows if pc.all(passed, skip_nulls=False).as_py() else rows.filter(passed)
+    return kept_rows(rows, passed)
 
 
 def select(rows: pa.Table, columns: Sequence[Aliased]) -> pa.Table:
@@ -220,9 +220,13 @@ def _typed(compare: Callable[[Values, Values], Values]) -> Callable[[Values, Val
 
 def _junction(join: Callable[[Values, Values], Values]) -> Callable[..., Values]:
     def of_many(*operands: Values) -> Values:
-        return reduce(join, (operand.cast(pa.bool_()) for operand in operands))
+        return reduce(join, map(_flags, operands))
 
     return of_many
+
+
+def _flags(values: Values) -> Values:
+    return values if pa.types.is_boolean(values.type) else values.cast(pa.bool_())
 
 
 def _is_in(values: Values, *literals: Values) -> Values:
@@ -241,16 +245,22 @@ def _case(rows: _Rows, *branches: Sql) -> Values:
     pending: pa.Array = pa.array(np.arange(rows.length))
     chosen: list[tuple[pa.Array, Sql | None]] = []
     for condition, value in zip(branches[: len(branches) // 2 * 2 : 2], branches[1::2], strict=True):
+        if not len(pending):
+            break
         scope = rows if len(pending) == rows.length else rows.take(pending)
-        holds = pc.fill_null(_array(scope.evaluate(condition).cast(pa.bool_()), len(pending)), False)
-        chosen.append((pending.filter(holds), value))
-        pending = pending.filter(pc.invert(holds))
-    chosen.append((pending, branches[-1] if len(branches) % 2 else None))
-    values = _merged(rows, [(indices, value) for indices, value in chosen if len(indices)])
+        holds = _array(_flags(scope.evaluate(condition)), len(pending))
+        if count := holds.true_count:
+            chosen.append((pending if count == len(pending) else pending.filter(holds), value))
+            pending = (
+                pending.slice(0, 0) if count == len(pending) else pending.filter(pc.invert(pc.fill_null(holds, False)))
+            )
+    if len(pending):
+        chosen.append((pending, branches[-1] if len(branches) % 2 else None))
+    values = _merged(rows, chosen)
     if not pa.types.is_null(values.type):
         return values
     nothing = rows.take(pa.array([], pa.int64()))
-    types = [nothing.evaluate(value).type for _, value in chosen if value is not None]
+    types = (nothing.evaluate(value).type for value in (*branches[1::2], *branches[len(branches) // 2 * 2 :]))
     return _cast(values, next((kind for kind in types if not pa.types.is_null(kind)), pa.null()))
 
 
@@ -430,10 +440,20 @@ def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql)
     return result
 
 
+def _flat(operands: Iterable[Sql]) -> Iterator[Sql]:
+    """Yield the operands of nested concatenations."""
+    for operand in operands:
+        yield from _flat(operand.operands) if operand.operation == "concat" else (operand,)
+
+
+def _as_text(values: Values) -> Values:
+    return values if pa.types.is_string(values.type) else values.cast(pa.string())
+
+
 def _concat(rows: _Rows, *operands: Sql) -> Values:
-    values = [rows.evaluate(operand) for operand in operands]
+    values = [rows.evaluate(operand) for operand in _flat(operands)]
     if not pa.types.is_list(values[0].type):
-        return pc.binary_join_element_wise(*(value.cast(pa.string()) for value in values), "")
+        return pc.binary_join_element_wise(*map(_as_text, values), "")
     arrays = [_array(value, rows.length) for value in values]
     parts = [_elements(array) for array in arrays]
     parents = np.concatenate([parents_of_part.to_numpy() for parents_of_part, _ in parts])
@@ -620,7 +640,7 @@ def _to_json(rows: _Rows, struct: Sql, _options: Sql) -> Values:
 
 def _json_or_null(rows: _Rows, value: Sql) -> Values:
     """Return values as JSON."""
-    return pc.fill_null(_json(rows.array(value)), "null")
+    return _filled(_json(rows.array(value)), "null")
 
 
 def _json(values: pa.Array) -> pa.Array:
@@ -630,26 +650,38 @@ def _json(values: pa.Array) -> pa.Array:
         return pa.nulls(len(values), pa.string())
     if pa.types.is_struct(kind):
         members = [
-            pc.fill_null(pc.binary_join_element_wise(f",{_quoted(field.name)}:", _json(child), ""), "")
+            _filled(pc.binary_join_element_wise(f",{_quoted(field.name)}:", _json(child), ""), "")
             for field, child in zip(kind, values.flatten(), strict=True)
+            if child.null_count < len(child)
         ]
-        joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise("", *members, ""), 1)
-        objects = pc.binary_join_element_wise("{", joined, "}", "")
-        return pc.if_else(values.is_valid(), objects, pa.scalar(None, pa.string()))
+        joined = _array(pc.binary_join_element_wise("", *members, ""), len(values))
+        joined = pc.utf8_slice_codeunits(joined, 1)
+        return _valid_like(values, pc.binary_join_element_wise("{", joined, "}", ""))
     if pa.types.is_list(kind):
         offsets, elements = compact_lists(values)
-        texts = pa.ListArray.from_arrays(offsets, pc.fill_null(_json(elements), "null"))
-        objects = pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", "")
-        return pc.if_else(values.is_valid(), objects, pa.scalar(None, pa.string()))
+        texts = pa.ListArray.from_arrays(offsets, _filled(_json(elements), "null"))
+        return _valid_like(values, pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", ""))
     if pa.types.is_string(kind):
-        is_odd = pc.fill_null(pc.match_substring_regex(values, _ESCAPED), False)
-        escaped = pa.array([text.translate(_ESCAPES) for text in values.filter(is_odd).to_pylist()], pa.string())
-        return pc.binary_join_element_wise('"', pc.replace_with_mask(values, is_odd, escaped), '"', "")
+        is_odd = pc.match_substring_regex(values, _ESCAPED)
+        if is_odd.true_count:
+            is_odd = pc.fill_null(is_odd, False)
+            escaped = pa.array([text.translate(_ESCAPES) for text in values.filter(is_odd).to_pylist()], pa.string())
+            values = pc.replace_with_mask(values, is_odd, escaped)
+        return pc.binary_join_element_wise('"', values, '"', "")
     if pa.types.is_floating(kind):
         numbers = values.dictionary_encode()
         texts = [_number(value, kind) for value in numbers.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(numbers.indices)
     return values.cast(pa.string())
+
+
+def _filled(texts: pa.Array, text: str) -> pa.Array:
+    return pc.fill_null(texts, text) if texts.null_count else texts
+
+
+def _valid_like(values: pa.Array, texts: pa.Array) -> pa.Array:
+    """Return texts, null for values that are null."""
+    return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.string())) if values.null_count else texts
 
 
 def _quoted(text: str) -> str:
@@ -674,7 +706,7 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     **_COMPARISONS,
     "AND": _junction(pc.and_kleene),
     "OR": _junction(pc.or_kleene),
-    "NOT": lambda value: pc.invert(value.cast(pa.bool_())),
+    "NOT": lambda value: pc.invert(_flags(value)),
     "IS NULL": pc.is_null,
     "IS NOT NULL": pc.is_valid,
     "IN": _is_in,

@@ -312,7 +312,8 @@ def part_of(row: Mapping[str, Any]) -> ManifestPart:
 
 def whole_manifests(manifests: pa.Table) -> pa.Table:
     """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one per manifest."""
-    return _parts(manifests, np.ones(len(manifests), np.int64))
+    every = np.arange(len(manifests))
+    return _parts(manifests, every, np.zeros_like(every), np.ones_like(every))
 
 
 def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int | None) -> pa.Table:
@@ -322,14 +323,18 @@ def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes
     are read, which are counted over the whole manifest. Rows are ordered so that any run has large and small manifests,
     since Spark gives tasks runs of rows.
     """
-    ordered = manifests.sort_by([("file_size_in_bytes", "descending")])
-    sizes = ordered.column("file_size_in_bytes").to_numpy()
-    counts = np.maximum(1, -(-sizes // part_bytes(split_bytes)))
-    splits = pc.equal(ordered.column("file_format"), "AVRO")
-    if "first_row_id" in projection.columns:
-        splits = pc.and_(splits, ordered.column("first_row_id").is_null())
-    parts = _parts(ordered, np.where(splits.to_numpy(), counts, 1))
-    return parts.take(pa.array(_scattered(len(parts)), pa.int64()))
+    sizes = manifests.column("file_size_in_bytes").to_numpy()
+    counts = np.ones(len(manifests), np.int64)
+    if split_bytes:
+        splits = pc.equal(manifests.column("file_format"), "AVRO")
+        if "first_row_id" in projection.columns:
+            splits = pc.and_(splits, manifests.column("first_row_id").is_null())
+        counts = np.where(splits.to_numpy(), np.maximum(1, -(-sizes // split_bytes)), 1)
+    order = np.argsort(-sizes, kind="stable")
+    rows = np.repeat(order, counts[order])
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts[order]) - counts[order], counts[order])
+    scattered = _scattered(len(rows))
+    return _parts(manifests, rows[scattered], numbers[scattered], counts)
 
 
 def part_bytes(split_bytes: int | None) -> int:
@@ -337,18 +342,22 @@ def part_bytes(split_bytes: int | None) -> int:
     return split_bytes or sys.maxsize
 
 
-def _parts(manifests: pa.Table, counts: np.ndarray[Any, Any]) -> pa.Table:
-    rows = np.repeat(np.arange(len(manifests)), counts)
-    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    table = manifests.take(pa.array(rows)) if len(rows) > len(manifests) else manifests
-    version = table.column("version_info")
+def _parts(manifests: pa.Table, rows: np.ndarray, numbers: np.ndarray, counts: np.ndarray) -> pa.Table:
+    """Return a part for each of some rows.
+
+    Args:
+        manifests: the manifests.
+        rows: the index of the manifest of each part.
+        numbers: the number of each part within its manifest.
+        counts: how many parts each manifest has.
+    """
+    version, taken = manifests.column("version_info"), pa.array(rows)
     columns: dict[str, Any] = {
-        "snapshot_id": pc.struct_field(version, "snapshot_id"),
-        "sequence_number": pc.struct_field(version, "sequence_number"),
+        **{name: pc.struct_field(version, name).take(taken) for name in ("snapshot_id", "sequence_number")},
         "part": pa.array(numbers, pa.int32()),
         "parts": pa.array(counts[rows], pa.int32()),
     }
-    arrays = [columns[field.name] if field.name in columns else table.column(field.name) for field in PART_SCHEMA]
+    arrays = [columns[name] if name in columns else manifests.column(name).take(taken) for name in PART_SCHEMA.names]
     return pa.Table.from_arrays(arrays, schema=PART_SCHEMA)
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
+from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.entries.records import (
     has_metrics_maps,
@@ -172,21 +173,21 @@ class ManifestReader:
         """
         if not self.driver_decodes(manifests):
             return False
-        load = ManifestLoad.of(manifests, most_entries)
-        return self.access.alone or load.fits_driver(self.settings.driver_manifest_bytes)
+        if self.access.alone or not len(manifests):
+            return True
+        return ManifestLoad.of(manifests, most_entries).fits_driver(self.settings.driver_manifest_bytes)
 
     def driver_decodes(self, manifests: pa.Table) -> bool:
         """Return whether the driver may open manifests and can decode them; if not, only Spark can read one of them."""
-        return self.access.driver is not None and pc.all(self._decodable(manifests)).as_py() is not False
-
-    def _decodable(self, manifests: pa.Table) -> pa.Array:
-        """Return which manifests the driver can decode, or already holds."""
-        if self.access.alone:
-            return pa.repeat(True, len(manifests))
+        if self.access.driver is None:
+            return False
+        if self.access.alone or not len(manifests):
+            return True
         if self.tree is None:
-            return pc.equal(manifests.column("file_format"), "AVRO")
+            return bool(manifests.column("file_format").unique().to_pylist() == ["AVRO"])
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
-        return pc.or_(in_root, pc.or_(self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)))
+        known = pc.or_(in_root, pc.or_(self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)))
+        return pc.all(known).as_py() is not False
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
@@ -446,7 +447,7 @@ class ManifestReader:
         """
         cache = self.manifest_cache
         split_bytes = self.settings.split_manifest_bytes if split or cache is not None else None
-        files = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
+        files = kept_rows(manifests, pc.not_equal(manifests.column("file_format"), IN_ROOT))
         parts = manifest_parts(files, projection, split_bytes)
         may_be_cached = cache is not None and pc.any(pc.equal(parts.column("file_format"), "AVRO")).as_py()
         leaves = cache.leaves_of(parts, projection) if cache and may_be_cached else pa.nulls(len(parts), pa.string())

@@ -18,7 +18,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view
-from sparkmeta.plan.filter import DELETES, ScanFilter, data_projection, entry_filter
+from sparkmeta.plan.filter import DELETES, ScanFilter, data_projection, tuple_filter
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 from sparkmeta.reports import ScanResult
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
@@ -73,8 +73,7 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
     """Return the projection of deletion vectors, with a filter for those that may be needed."""
-    live = entry_filter(scan_filter, by_stats=False)
-    return replace(scan_filter.state.projection(DV_COLUMNS), entry_filter=live)
+    return replace(scan_filter.state.projection(DV_COLUMNS), entry_filter=tuple_filter(scan_filter))
 
 
 def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ()) -> EntryProjection:
@@ -84,7 +83,7 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
         equality_ids: the columns that equality deletes compare.
     """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
-    needed = entry_filter(scan_filter, by_stats=not scan_filter.reads_all_rows)
+    needed = tuple_filter(scan_filter) if scan_filter.reads_all_rows else scan_filter.entry_filter
     return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=needed)
 
 
@@ -172,11 +171,18 @@ class Reading:
 
     Attributes:
         placement: where they are read. None: lazily, Parquet by Spark and other formats by tasks.
-        load: the work of decoding them.
+        manifests: the manifests.
+        most_entries: the maximum entries that the driver may decode; None for the default.
     """
 
     placement: Placement | None
-    load: ManifestLoad
+    manifests: pa.Table = field(repr=False)
+    most_entries: int | None = None
+
+    @property
+    def load(self) -> ManifestLoad:
+        """The work of decoding them."""
+        return ManifestLoad.of(self.manifests, self.most_entries)
 
     @property
     def reason(self) -> str:
@@ -396,7 +402,7 @@ def _reading(
 ) -> Reading:
     """Return where manifests are read on their own."""
     placement = pruned.filter.state.reader.table_placement(manifests, projection, most_entries)
-    return Reading(placement, ManifestLoad.of(manifests, most_entries))
+    return Reading(placement, manifests, most_entries)
 
 
 def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None, known: Reading) -> Reading:
@@ -408,19 +414,18 @@ def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None, 
         deletes: the number of deletes; None if it is unknown.
         known: where all data manifests of the scan are read.
     """
-    projection = data_projection(pruned.filter)
-    drops_most = projection.entry_filter is not None and projection.entry_filter.stats.tests
-    if not drops_most and (live_count(data) or 0) * (deletes or 0) > costs.COSTS.driver_pairs:
+    drops_most = pruned.filter.entry_filter.stats.tests
+    if not drops_most and deletes and (live_count(data) or 0) * deletes > costs.COSTS.driver_pairs:
         # Spark joins that many pairs. A join is slower if the driver passes the data files to it.
-        return _reading(pruned, data, projection, MOST_WIDE_ENTRIES)
-    return known if data is pruned.data else _reading(pruned, data, projection)
+        return _reading(pruned, data, data_projection(pruned.filter), MOST_WIDE_ENTRIES)
+    return known if data is pruned.data else _reading(pruned, data, data_projection(pruned.filter))
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
     """Return where co-planned manifests are read. `driver` tells whether the driver has read the deletes."""
     state, both = pruned.filter.state, pa.concat_tables([data, deletes])
     on_driver = driver or (state.tree is not None and state.reader.fits_driver(both))
-    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, ManifestLoad.of(both))
+    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, both)
 
 
 def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:

@@ -303,6 +303,12 @@ class ScanFilter:
             if field_id in referenced_ids(partition_filter)
         )
 
+    @cached_property
+    def entry_filter(self) -> EntryFilter:
+        """The part of `matching_entries` that manifest readers can apply, so that fewer entries reach Spark."""
+        tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in self.partition_filters.items())
+        return EntryFilter(stats_tests(self.undecided), tuples)
+
     @property
     def keeps_all(self) -> bool:
         return isinstance(self.row_filter, AlwaysTrue)
@@ -386,15 +392,12 @@ def data_projection(
     """Return the projection of data entries for planning: `columns`, and stats of undecided columns and `stats_ids`."""
     ids = {*scan_filter.undecided_ids, *stats_ids}
     projection = scan_filter.state.projection({*_DATA_COLUMNS, *columns}, ids)
-    return replace(projection, entry_filter=entry_filter(scan_filter))
+    return replace(projection, entry_filter=scan_filter.entry_filter)
 
 
-def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
-    """Return the part of `matching_entries` that manifest readers can apply, so that fewer entries reach Spark."""
-    tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in scan_filter.partition_filters.items())
-    if not by_stats:
-        return EntryFilter(AllOf(), tuples)
-    return EntryFilter(stats_tests(scan_filter.undecided), tuples)
+def tuple_filter(scan_filter: ScanFilter) -> EntryFilter:
+    """Return the part of `ScanFilter.entry_filter` that tests partition tuples."""
+    return replace(scan_filter.entry_filter, stats=AllOf())
 
 
 def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:

@@ -114,13 +114,13 @@ def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:
     return tuple(METRICS_MAP_IDS) if stats_ids else ()
 
 
-def stats_ids_of(names: Iterable[str], schemas: Iterable[Schema], case_sensitive: bool) -> frozenset[int]:
+def stats_ids_of(names: Collection[str], schemas: Iterable[Schema], case_sensitive: bool) -> frozenset[int]:
     """Return the ids of columns by their full names, each in the first schema that has it.
 
     Raises:
         InvalidFilterError: no schema has a column of that name.
     """
-    fields = [SchemaFields(schema, case_sensitive) for schema in schemas]
+    fields = [SchemaFields(schema, case_sensitive) for schema in schemas] if names else []
     return frozenset(_column_id(name, fields) for name in names)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.service.access import ServeOptions
     from sparkmeta.service.plans import Pages
+    from sparkmeta.service.requests import PlanRequest
 
 
 # -- Metrics in Prometheus' text format -------------------------------------------------------------------------------
@@ -341,8 +342,7 @@ class App:
     async def _plan(self, call: Call) -> Response:
         body = await self._body(call.request)
         call.principal.check(call.table)
-        request = await self._in_thread(parse_plan_request, body)
-        served = await self._from_catalog(call, self.tables.load, call.table, call.principal)
+        request, served = await self._from_catalog(call, self._asked, call, body)
         submit = partial(self.planning.submit, null_partitions=not call.is_impatient)
         run, plan_id = await self._in_thread(submit, served.table, request, call.principal)
         patience = self.options.plan_seconds if call.is_impatient else self.options.wait_seconds
@@ -361,6 +361,9 @@ class App:
         if not pages.names:
             self._release(call, plan_id)
         return response
+
+    def _asked(self, call: Call, body: bytes) -> tuple[PlanRequest, ServedTable]:
+        return parse_plan_request(body), self.tables.load(call.table, call.principal)
 
     def _release(self, call: Call, plan_id: str) -> None:
         ticket = self.planning.ticket(plan_id, call.table, call.principal, page=False)
@@ -394,7 +397,9 @@ class App:
         self.metrics.planned(pages.tasks)
         credentials = served.credentials if served is not None and self._vends(call, served) else ()
         answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal, credentials)
-        data, headers = await self._in_thread(answer), {"cache-control": "no-store"}
+        # Many tokens take long to sign.
+        data = await self._in_thread(answer) if pages.names else answer()
+        headers = {"cache-control": "no-store"}
         if call.takes_gzip and len(data) > _LONG:
             data, headers = await self._in_thread(compressed, data), headers | _GZIP
         return _sent(data, headers)

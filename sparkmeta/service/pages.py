@@ -96,7 +96,8 @@ def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
     made.
     """
     start = 0
-    if not len(rows):
+    if len(rows) <= tasks and rows.nbytes <= size:
+        yield from [rows] if len(rows) else ()
         return
     ends = _running_bytes(rows)
     while start < len(rows):

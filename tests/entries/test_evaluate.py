@@ -54,12 +54,14 @@ EXPRESSIONS: dict[str, Sql] = {
     "in": n.isin([1, 3, None]),
     "case": sql.when(n > 1, "many").when(b, s),
     "case of no row": sql.when(n > 99, n).otherwise(None),
+    "case of all rows": sql.when(n.isNull() | n.isNotNull(), s).when(b, "b").otherwise("-"),
     "case of several types": sql.when(b, 1).otherwise(n),
     "case of structs": sql.when(b, sql.struct(NO_TEXT.alias("v"))).otherwise(sql.struct(s.alias("v"))),
     "coalesce": sql.coalesce(n, i, -5),
     "sum": n + 1,
     "cast": sql.lit(None).cast("array<int>"),
     "concat": sql.concat("<", s, ">"),
+    "nested concat": sql.concat("<", sql.concat(s, sql.concat("-", s)), ">"),
     "concatenated lists": sql.concat(lists, under, lists),
     "elements of a list that is null": sql.exists(sql.concat(lists, under), lambda e: e > 0),
     "array": sql.array(n, i, 7),
@@ -85,6 +87,7 @@ EXPRESSIONS: dict[str, Sql] = {
     "joined": sql.call("array_join", sql.transform(under, lambda e: e.cast("string")), ","),
     "JSON": json_object([n.alias('a "name"'), sql.concat(s, '"\\\t\x01/').alias("s"), f.alias("f"), b.alias("b")]),
     "nested JSON": json_object([lists.alias("l"), d.alias("d"), under.alias("m")]),
+    "JSON of nulls": json_object([sql.transform(lists, lambda _: sql.struct(NO_TEXT.alias("x"))).alias("l")]),
     "translate": sql.call("translate", s, "xy", "ab"),
 }  # fmt: skip
 
