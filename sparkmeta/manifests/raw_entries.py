@@ -106,8 +106,8 @@ def encoded_entries(
         return
     encoder = _Encoder(schema, form, part.location)
     for first_ordinal, rows in record_batches(data, blocks, header, schema, None, part.location):
-        records = AvroRecords(rows, schema, part.location, few_keys=True)
-        batch, indices = _entries_to_write(builder, first_ordinal, records, removed, changed_by)
+        avro_records = AvroRecords(rows, schema, part.location, few_keys=True)
+        batch, indices = _entries_to_write(builder, first_ordinal, avro_records, removed, changed_by)
         entries = encoder.entries([rows[index] for index in indices], _numbers(batch, form))
         yield batch.append_column(ENTRY, _with_status(entries, batch))
 
