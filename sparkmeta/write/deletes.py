@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -182,24 +183,25 @@ def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> Writt
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _Writer(ABC):
     """Writes masks, and the older position deletes of their data files, to delete files."""
 
     state: TableState
     masks: Masks
     files: PlannedFiles
 
+    @abstractmethod
     def write(self) -> WrittenDeletes:
-        raise NotImplementedError
+        """Write the deletes, and return the new and the replaced delete files."""
 
+    @abstractmethod
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         """Return the tasks that write masks."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def groups(self) -> pa.Table | None:
         """The group of each data file: `data_path` and `GROUP`. None if tasks need no groups."""
-        raise NotImplementedError
 
     def written(self, older: pa.Table) -> Relation:
         """Write the masks and return the new deletes with the partitions of their data files.
