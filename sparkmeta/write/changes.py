@@ -83,9 +83,9 @@ class RowChanges(ABC):
     ) -> Self:
         """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
 
-        Rows in memory, such as an Arrow table or a DataFrame of pandas or polars, are written without Spark, if they
-        are not more than a task would take (384 MB). Their timestamps may have any unit, and their times and timestamps
-        of nanoseconds Arrow's types.
+        Rows in memory, such as an Arrow table or a DataFrame of pandas or polars, are written without Spark if they
+        have at most 384 MB, which is what a task takes. Their timestamps may have any unit. Times and timestamps of
+        nanoseconds may have Arrow's types.
 
         Columns are matched by name. Missing columns get the schema's write default, or null. Narrower integers, floats
         and decimals are promoted to the table's types.
@@ -126,7 +126,7 @@ class RowChanges(ABC):
         """Add existing Parquet, ORC or Avro files: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
         Executors read the footers. Partition values come from folders such as `day=2026-01-31`, with the name of the
-        column or the partition field, or else from column bounds, which must prove that all rows are in one partition.
+        column or the partition field. Without a folder, column bounds must prove that all rows are in one partition.
         Types that Iceberg's Java readers misread or can't read are refused. If files have no field ids and the table
         has no name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
 
@@ -144,9 +144,9 @@ class RowChanges(ABC):
             The table after the commit, or the transaction.
 
         Raises:
-            ValidationError: a file is listed twice, is already in the table, belongs to another table, has a column
-                that does not fit the schema, or has rows of several partitions or folders whose values would be lost.
-                The message names the file. Nothing is written.
+            ValidationError: a file is listed twice, is already in the table, or belongs to another table; a column does
+                not fit the schema; a file has rows of several partitions, or values of a folder would be lost. The
+                message names the file. Nothing is written.
             NotFoundError: a file is missing.
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """
