@@ -169,6 +169,15 @@ def test_examples_are_python(page: Path) -> None:
             json.loads(block.source)
 
 
+def test_blocks_in_lists_are_indented_by_four_columns() -> None:
+    """MkDocs takes a list, table or example that is indented by less out of the list."""
+    less = re.compile(r"^ {1,3}(?:[-*] |\d+\. |\||```).*", re.MULTILINE)
+    texts = {
+        page: _BLOCK.sub(lambda block: f"{block['indent']}```", page.read_text(encoding="utf-8")) for page in PAGES
+    }
+    assert {name_of(page): less.findall(text) for page, text in texts.items() if less.search(text)} == {}
+
+
 def test_links_of_the_readme_lead_to_files() -> None:
     readme = ROOT / "README.md"
     linked = {target for target in _LINK.findall(readme.read_text()) if target}

@@ -88,9 +88,21 @@ def metadata_tables() -> Iterator[str]:
         if choices := [each for each in inspect.signature(method).parameters if each != "self"]:
             yield from (f"Arguments: {', '.join(map(code, choices))}.", "")
         if columns:
-            yield from (f"Columns: {markdown(columns)}", "")
+            yield from table(("column", "type", "meaning"), columns_of(columns))
         if "Raises" in parts:
             yield from ("Raises:", "", *raised(parts["Raises"]), "")
+
+
+def columns_of(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the names, type and meaning of columns that a docstring lists, as in `a, b long (meaning), c string.`"""
+    names = []
+    for part in re.split(r",\s+(?![^(<]*[)>])", " ".join(text.split()).removesuffix(".")):
+        if (column := re.fullmatch(r"(\w+)(?: (\w+(?:<.*>)?))?(?: \((.*)\))?", part)) is None:
+            raise ValueError(f"{part!r} in {text!r}: expected a column, as in 'name type (meaning)'")
+        names.append(code(column[1]))
+        if column[2]:
+            yield ", ".join(names), code(column[2]), markdown(column[3] or "")
+            names = []
 
 
 def raised(section: str) -> Iterator[str]:
@@ -188,10 +200,9 @@ def write_pages() -> None:
     page(
         "settings",
         "Settings",
-        "Settings belong to the Spark session: `spark.conf.set(name, value)`. Sizes may have a unit, as in `64m`. A "
-        "table "
-        "without a session takes them from variables of the environment, and so does a session that sparkmeta starts. "
-        "Other variables of this prefix are ignored.",
+        "Settings belong to the Spark session: `spark.conf.set(name, value)`. Sizes may have a unit, as in `64m`. "
+        "Variables of the environment set them for tables without a session, and for sessions that sparkmeta starts. "
+        "Other variables with this prefix are ignored.",
         settings(),
     )
     page("metadata-tables", "Metadata tables", sections(MetadataTables.__doc__)[0], metadata_tables())
@@ -199,8 +210,7 @@ def write_pages() -> None:
         "api/maintenance",
         "Maintenance",
         "The methods of `table.maintenance`. Each returns a plan with `summary()`, `files()` and `commit()`, and "
-        "changes "
-        "nothing before the commit. `health` and `leaf_map` return a report and a picture.",
+        "changes nothing before the commit. `health` and `leaf_map` return no plan, but a report and a picture.",
         maintenance(),
     )
     page(
@@ -214,12 +224,11 @@ def write_pages() -> None:
         "Errors",
         "All errors are subclasses of `sm.SparkmetaError`, and most are also subclasses of an exception of Python or "
         "pyiceberg. Messages name the file, the field and the value.\n\n"
-        "Contradictory metadata raises an error, never a guess, but only where a plan reads it: pruned manifests are "
-        "not "
-        "opened. If the driver reads the manifest, the error is raised when the plan is made, otherwise when the plan "
+        "[Troubleshooting](../guides/troubleshooting.md) says what to do about the frequent ones.\n\n"
+        "If a plan reads contradictory metadata, it raises an error and does not guess. Plans do not open pruned "
+        "manifests. If the driver reads a manifest, the error is raised when the plan is made, otherwise when the plan "
         "runs. Spark wraps errors of tasks in its own exceptions. `sparkmeta.errors.from_spark(error)` unwraps them, "
-        "and "
-        "translates the errors of Spark's own readers.",
+        "and translates the errors of Spark's own readers.",
         all_errors(),
     )
     page(

@@ -33,9 +33,9 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 class Catalog(HoldsViews):
     """Tables, views and namespaces by identifier: text with dots, or a tuple of names.
 
-    In addition to the errors that methods list, every method raises CatalogError if the catalog refuses a request,
-    fails or does not respond, and UnsupportedError if it does not support the operation. Messages name the catalog and
-    show no credentials.
+    Every method may raise two more errors than it lists. CatalogError: the catalog refuses a request, fails or does not
+    respond. UnsupportedError: the catalog does not support the operation. Messages name the catalog and show no
+    credentials.
 
     The argument ``spark`` defaults to the session that is active when one is needed, or else to a new local one.
 

@@ -437,8 +437,8 @@ class SnapshotUpdate:
     def delete(self, files: GivenFiles | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
         """Remove the given data and delete files, or the data files whose rows all match a filter.
 
-        The commit raises ValidationError if a file may match only partly, or CommitConflictError if concurrent commits
-        may have added the file, or have renamed, deleted or replaced a column of the filter.
+        The commit raises ValidationError if a file may match only partly. It raises CommitConflictError if concurrent
+        commits may have added the file, or have renamed, deleted or replaced a column of the filter.
         """
         self._refuse_closed()
         if (files is None) == (row_filter is None):
@@ -558,8 +558,8 @@ class SnapshotUpdate:
         Conflicts are:
 
         - new deletes that apply to files that this update removes by name;
-        - new deletes of rows that may match, unless this update only removes files by name and adds no deletes, or
-          `ignore_deletes` is set because it only deletes or adds rows, so that others may delete rows as well;
+        - new deletes of rows that may match. Exceptions: this update only removes files by name and adds no deletes; or
+          it only deletes or adds rows, and `ignore_deletes` lets others delete rows as well;
         - removed data files that may match, if this update removes files by filter or partition or only adds data
           files, and `ignore_deletes` is not set;
         - added data files that may match, if `isolation` is "serializable".

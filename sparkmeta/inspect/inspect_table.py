@@ -84,12 +84,12 @@ class MetadataTables(ABC, Generic[T]):
         """Return a row for each live data or delete file.
 
         Columns: content int (0 data, 1 position deletes, 2 equality deletes), file_path string, file_format string,
-        spec_id int, partition struct (where the table has any), record_count long, file_size_in_bytes long,
+        spec_id int, partition struct (if the table has partitions), record_count long, file_size_in_bytes long,
         column_sizes, value_counts, null_value_counts, nan_value_counts map<int, long>, lower_bounds, upper_bounds
         map<int, binary>, key_metadata binary, split_offsets array<long>, equality_ids array<int>, sort_order_id int,
-        first_row_id long, referenced_data_file string, content_offset long, content_size_in_bytes long, and
-        readable_metrics: for each leaf column of the table, by its full name, a struct of column_size, value_count,
-        null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type.
+        first_row_id long, referenced_data_file string, content_offset long, content_size_in_bytes long,
+        readable_metrics struct (for each leaf column of the table, by its full name: column_size, value_count,
+        null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type).
         """
         state = self._at(snapshot_id, ref, as_of)
         return self._shown(files.files(state, state.manifests, columns, self._most_entries))
@@ -124,9 +124,9 @@ class MetadataTables(ABC, Generic[T]):
         """Return a row for each manifest of the snapshot.
 
         Columns: content int (0 data, 1 deletes), path string, length long, partition_spec_id int, added_snapshot_id
-        long, added_, existing_, deleted_data_files_count int, added_, existing_, deleted_delete_files_count int,
-        partition_summaries array<struct<contains_null boolean, contains_nan boolean, lower_bound string,
-        upper_bound string>>, a summary for each field of the manifest's spec.
+        long, added_data_files_count, existing_data_files_count, deleted_data_files_count, added_delete_files_count,
+        existing_delete_files_count, deleted_delete_files_count int, partition_summaries array<struct<contains_null
+        boolean, contains_nan boolean, lower_bound string, upper_bound string>> (for each field of the manifest's spec).
         """
         return self._shown(manifests.manifests(self._at(snapshot_id, ref, as_of)))
 
@@ -135,10 +135,10 @@ class MetadataTables(ABC, Generic[T]):
     ) -> T:
         """Return a row for each partition that has live files.
 
-        Columns: partition struct, spec_id int (both where the table has partitions), record_count long, file_count int,
-        total_data_file_size_in_bytes long, position_delete_record_count long, position_delete_file_count int (deletion
-        vectors included), equality_delete_record_count long, equality_delete_file_count int, last_updated_at timestamp,
-        last_updated_snapshot_id long.
+        Columns: partition struct (if the table has partitions), spec_id int (if the table has partitions), record_count
+        long, file_count int, total_data_file_size_in_bytes long, position_delete_record_count long,
+        position_delete_file_count int (deletion vectors included), equality_delete_record_count long,
+        equality_delete_file_count int, last_updated_at timestamp, last_updated_snapshot_id long.
         """
         return self._shown(files.partitions(self._at(snapshot_id, ref, as_of)))
 
@@ -147,9 +147,9 @@ class MetadataTables(ABC, Generic[T]):
     ) -> T:
         """Return a row for each deleted position in position delete files and deletion vectors.
 
-        Columns: file_path string (of the data file), pos long, row struct (the deleted row, where the file keeps it),
-        partition struct (where the table has any), spec_id int, delete_file_path string, and from format version 3 on
-        content_offset long, content_size_in_bytes long.
+        Columns: file_path string (of the data file), pos long, row struct (the deleted row, if the file has it),
+        partition struct (if the table has partitions), spec_id int, delete_file_path string, content_offset,
+        content_size_in_bytes long (from format version 3 on).
         """
         return self._shown(position_deletes.position_deletes(self._at(snapshot_id, ref, as_of), self._most_entries))
 
@@ -161,7 +161,7 @@ class MetadataTables(ABC, Generic[T]):
         Columns: partition struct, spec_id int, data_record_count long, data_file_count int,
         total_data_file_size_in_bytes long, position_delete_record_count long, position_delete_file_count int,
         equality_delete_record_count long, equality_delete_file_count int, total_record_count long, last_updated_at long
-        (milliseconds since 1970), last_updated_snapshot_id long, and from format version 3 on dv_count int.
+        (milliseconds since 1970), last_updated_snapshot_id long, dv_count int (from format version 3 on).
 
         Raises:
             ValidationError: the snapshot has no such file, or the table no partitions.
@@ -202,9 +202,9 @@ class MetadataTables(ABC, Generic[T]):
         return self._local(history.metadata_log_entries(self._state, self._metadata_location))
 
     def all_manifests(self) -> T:
-        """Return a row for each manifest of each snapshot.
+        """Return a row for each manifest of each snapshot, with the columns of `manifests` and two more.
 
-        Columns: the columns of `manifests`, reference_snapshot_id long, key_metadata binary.
+        Columns: reference_snapshot_id long, key_metadata binary.
         """
         return self._shown(manifests.all_manifests(self._state, self._most_entries))
 

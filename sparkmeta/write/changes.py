@@ -125,7 +125,7 @@ class RowChanges(ABC):
         """Add existing Parquet, ORC or Avro files: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
         Executors read the footers. Partition values come from folders such as `day=2026-01-31`, with the name of the
-        column or the partition field, or else from column bounds, which must prove that all rows are in one partition.
+        column or the partition field. Without a folder, column bounds must prove that all rows are in one partition.
         Types that Iceberg's Java readers misread or can't read are refused. If files have no field ids and the table
         has no name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
 
@@ -143,9 +143,9 @@ class RowChanges(ABC):
             The table after the commit, or the transaction.
 
         Raises:
-            ValidationError: a file is listed twice, is already in the table, belongs to another table, has a column
-                that does not fit the schema, or has rows of several partitions or folders whose values would be lost.
-                The message names the file. Nothing is written.
+            ValidationError: a file is listed twice, is already in the table, or belongs to another table; a column does
+                not fit the schema; a file has rows of several partitions, or values of a folder would be lost. The
+                message names the file. Nothing is written.
             NotFoundError: a file is missing.
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """

@@ -55,7 +55,7 @@ def test_the_layout_is_the_one_that_the_page_documents(content: str) -> None:
     table = whole_root()
     rows = {DATA: table.slice(3, 1), DELETE: table.slice(4, 2)}
     data = write_root(table) if content == ROOT else write_manifest(rows[content], content)
-    blocks = dict(re.findall(r"^```parquet (\w+)\n(.*?)\n```$", LAYOUT_PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    blocks = dict(re.findall(r'^```text title="(\w+)"\n(.*?)\n```$', LAYOUT_PAGE.read_text(), re.MULTILINE | re.DOTALL))
     assert described(data) == blocks[content]
 
 
