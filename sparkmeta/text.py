@@ -41,6 +41,11 @@ def fact_table(caption: str, facts: Mapping[str, object]) -> str:
     return f"<table><caption>{escape(caption[:300])}</caption>{rows}</table>"
 
 
+def code(shown: object) -> str:
+    """Return an object's `repr` as HTML, cut to 500 characters."""
+    return f"<code>{escape(printable(repr(shown)[:500]))}</code>"
+
+
 def printable(text: str) -> str:
     """Escape characters that could move the cursor or change the writing direction."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
