@@ -85,7 +85,9 @@ def alone(picture: str) -> str:
 WIDTH = 560
 _TOP, _RIGHT, _PLOT = 14, 16, 150
 _WIDE_RIGHT = 28
-_ROW, _GAP, _MOST_LABELS = 22, 10, 222
+_ROW, _GAP, _MOST_LABELS = 22, 10, 240
+# The mean width of a character in wide fonts.
+_CHARACTER = 7.4
 _TICKS = 4
 _MOST_MAP_HEIGHT, _MOST_BAR = 190, 10
 # The last one that a date can have.
@@ -159,8 +161,8 @@ def row_bars(rows: Sequence[Row], longest: float, name: str, goal: tuple[float, 
         name: the name of the picture.
         goal: a value that is drawn as a line, and its label.
     """
-    texts = 7.0 * max((len(row.text) for row in rows), default=0) + 10
-    labels = min(_MOST_LABELS, 7.0 * max((len(row.label) for row in rows), default=0) + 14)
+    texts = _CHARACTER * max((len(row.text) for row in rows), default=0) + 10
+    labels = min(_MOST_LABELS, _CHARACTER * max((len(row.label) for row in rows), default=0) + 14)
     space = WIDTH - labels - _RIGHT - texts
     top = y = _TOP + (14 if goal else 0)
     parts = []

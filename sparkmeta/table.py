@@ -436,7 +436,7 @@ class Table(BaseTable, RowChanges):
             "delete files": summary.get("total-delete-files", "unknown"),
             "records": summary.get("total-records", "unknown"),
         }
-        history = moments(self.metadata, most=60)
+        history = moments(self.metadata, most=50)
         return fact_table(self.full_name, facts) + (timeline(history) if len(history) > 1 else "")
 
 

@@ -182,11 +182,11 @@ def run(program: str, *arguments: str) -> str:
     """Run a browser without a window, and return what it prints."""
     with tempfile.TemporaryDirectory() as folder:
         line = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                "--force-device-scale-factor=1", f"--user-data-dir={folder}", *arguments]  # fmt: skip
+                "--force-device-scale-factor=0.75", f"--user-data-dir={folder}", *arguments]  # fmt: skip
         return subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def photograph(program: str, shown: str, theme: str, height: int, path: Path) -> None:
+def photograph(program: str, shown: str, theme: str, size: tuple[int, int], path: Path) -> None:
     """Write a picture of HTML in the colours of a theme."""
     colour, background = THEMES[theme]
     with tempfile.TemporaryDirectory() as folder:
@@ -195,13 +195,13 @@ def photograph(program: str, shown: str, theme: str, height: int, path: Path) ->
             f'<!doctype html><meta charset="utf-8"><body style="margin:8px;color:{colour};background:{background};'
             f'font:14px sans-serif">{shown}</body>'
         )
-        run(program, f"--screenshot={path}", f"--window-size=1000,{height}", page.as_uri())
+        run(program, f"--screenshot={path}", "--window-size={},{}".format(*size), page.as_uri())
 
 
 # The mean brightness of squares is compared, since fonts and the edges of lines differ between machines.
 _COMPARE = """<!doctype html><canvas id="c"></canvas><script>
 const means = url => new Promise(done => { const image = new Image(); image.onload = () => {
-  const c = document.getElementById("c"), w = c.width = image.width, h = c.height = image.height, size = 16;
+  const c = document.getElementById("c"), w = c.width = image.width, h = c.height = image.height, size = 12;
   const paint = c.getContext("2d"); paint.drawImage(image, 0, 0);
   const pixels = paint.getImageData(0, 0, w, h).data, sums = [];
   for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
@@ -225,7 +225,14 @@ def difference(program: str, *paths: Path) -> float:
     return float(re.search("<title>(.*?)</title>", shown).group(1))
 
 
-HEIGHTS = {"table": 540, "report": 360, "leaf_map": 180, "drawing": 380, "health": 1500}
+# Width and height.
+SIZES = {
+    "table": (580, 520),
+    "report": (640, 400),
+    "leaf_map": (580, 170),
+    "drawing": (800, 600),
+    "health": (1020, 1560),
+}
 
 
 def main() -> None:
@@ -236,7 +243,7 @@ def main() -> None:
         for name, cell in cells(Path(folder)).items():
             (STORED / f"{name}.html").write_text(html_of(cell) + "\n")
             for theme in THEMES if program else ():
-                photograph(program, cell._repr_html_(), theme, HEIGHTS[name], STORED / f"{name}-{theme}.png")
+                photograph(program, cell._repr_html_(), theme, SIZES[name], STORED / f"{name}-{theme}.png")
 
 
 if __name__ == "__main__":

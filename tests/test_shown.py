@@ -39,6 +39,11 @@ def html(shown: Any) -> str:
     return text
 
 
+def facts(shown: Any) -> dict[str, str]:
+    """The facts in the table that a cell shows."""
+    return dict(re.findall("<tr><th [^>]*>(.*?)</th><td [^>]*>(.*?)</td></tr>", html(shown)))
+
+
 def texts(shown: Any) -> list[str]:
     """The texts of the chart that a cell shows."""
     svg = ET.fromstring(re.search("<svg.*</svg>", html(shown), re.DOTALL).group())
@@ -97,14 +102,12 @@ def test_a_catalog_shows_no_credentials(tmp_path: Path) -> None:
     catalog = sm.load_catalog("prod", type="in-memory", warehouse=f"{tmp_path}?key=top-secret-key", **secret)
     text = html(catalog)
     assert "<caption>IcebergCatalog prod</caption>" in text
-    assert f"<td>{tmp_path}?key=***</td>" in text
+    assert facts(catalog) == {"type": "in-memory", "warehouse": f"{tmp_path}?key=***"}
     assert "top-secret-key" not in text + repr(catalog)
 
 
 def test_settings_have_the_names_of_their_configuration() -> None:
-    assert "<tr><th>spark.sparkmeta.split-manifest-bytes</th><td>5</td></tr>" in html(
-        sm.Settings(split_manifest_bytes=5)
-    )
+    assert facts(sm.Settings(split_manifest_bytes=5))["spark.sparkmeta.split-manifest-bytes"] == "5"
 
 
 def test_a_range_scan_shows_its_filter_and_ends(table: Table) -> None:
@@ -147,8 +150,8 @@ def test_a_report_shows_which_rule_skipped_what(table: Table) -> None:
 def test_a_plan_shows_its_options(table: Table) -> None:
     text = html(table.maintenance.upgrade(3))
     assert "<caption>UpgradePlan</caption>" in text
-    assert "<tr><th>to_version</th><td>3</td></tr>" in text
-    assert "<tr><th>committed</th><td>no</td></tr>" in text
+    shown = facts(table.maintenance.upgrade(3))
+    assert (shown["to_version"], shown["committed"]) == ("3", "no")
 
 
 def test_metadata_tables_name_their_methods(table: Table) -> None:

@@ -128,13 +128,14 @@ _STYLE = """
 .sm-health dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 8px 0 0; }
 .sm-health dt { color: var(--soft); }
 .sm-health dd { margin: 0; overflow-wrap: anywhere; }
-.sm-health code { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; background: var(--rule);
+.sm-health code { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+  background: color-mix(in srgb, currentColor 9%, transparent);
   border-radius: 4px; padding: 1px 6px; overflow-wrap: anywhere; }
 .sm-health .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 14px;
   margin-top: 6px; }
 .sm-health figure { margin: 0; min-width: 0; }
 .sm-health figcaption p { font-size: 12.5px; margin-bottom: 8px; }
-.sm-health svg { display: block; width: 100%; }
+.sm-health svg { display: block; }
 .sm-health table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .sm-health th { text-align: left; color: var(--soft); font-weight: 500; font-size: 12.5px; }
 .sm-health th, .sm-health td { padding: 4px 8px 4px 0; border-bottom: 1px solid var(--rule); text-align: left; }
