@@ -102,7 +102,7 @@ def test_a_catalog_shows_no_credentials(tmp_path: Path) -> None:
     catalog = sm.load_catalog("prod", type="in-memory", warehouse=f"{tmp_path}?key=top-secret-key", **secret)
     text = html(catalog)
     assert "<caption>IcebergCatalog prod</caption>" in text
-    assert facts(catalog) == {"type": "in-memory", "warehouse": f"{tmp_path}?key=***"}
+    assert facts(catalog)["warehouse"] == f"{tmp_path}?key=***"
     assert "top-secret-key" not in text + repr(catalog)
 
 
