@@ -190,10 +190,14 @@ def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
     """Yield the bars of manifests. If there are more than `most`, choose an even sample.
 
     A manifest with a single value has a width of its own. It is between the ranges that end with the value and the
-    ranges that begin with it.
+    ranges that begin with it. Steps of the order that no range covers have no width.
     """
     order = ranges.order
-    lower, upper = ranges.lower[order], ranges.upper[order]
+    opened = np.zeros(int(ranges.upper.max(initial=0)) + 1, np.int64)
+    np.add.at(opened, ranges.lower, 1)
+    np.add.at(opened, ranges.upper, -1)
+    positions = np.concatenate([[0], np.cumsum(np.cumsum(opened) > 0)])
+    lower, upper = positions[ranges.lower[order]], positions[ranges.upper[order]]
     is_point = lower == upper
     starts = lower + np.cumsum(is_point) - is_point
     stops = np.where(is_point, starts + 1, upper + np.searchsorted(lower[is_point], upper))
