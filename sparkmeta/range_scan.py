@@ -13,13 +13,14 @@ from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.rows.changed_files import appended_entries, read_appended
 from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.scan import Scan, register_view
+from sparkmeta.text import code
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _RangeScan(ABC):
     """A scan of the changes of a range of snapshots. Immutable: its methods return new scans.
 
@@ -41,6 +42,15 @@ class _RangeScan(ABC):
         """Return this scan of only these columns; see `Scan.select`."""
         return replace(self, scan=self.scan.select(*field_names))
 
+    def __repr__(self) -> str:
+        shown = {"from_exclusive": self.from_exclusive, "to_inclusive": self.to_inclusive}
+        ends = ", ".join(f"{name}={snapshot_id}" for name, snapshot_id in shown.items() if snapshot_id is not None)
+        return f"{type(self).__name__}({self.scan!r}{ends and ', '}{ends})"
+
+    def _repr_html_(self) -> str:
+        """Describe the scan in a notebook. Runs no job."""
+        return code(self)
+
     @abstractmethod
     def to_df(self) -> DataFrame:
         """Return the rows."""
@@ -50,7 +60,7 @@ class _RangeScan(ABC):
         register_view(self.to_df(), name, self.scan.state.metadata.location)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IncrementalScan(_RangeScan):
     """A scan of the files that snapshots appended."""
 
@@ -82,7 +92,7 @@ class IncrementalScan(_RangeScan):
         return frame_of(tasks, scan_filter.state)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ChangelogScan(_RangeScan):
     """The rows that snapshots inserted and deleted. Conditions are on old and new rows.
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,6 +47,7 @@ from sparkmeta.plan.tasks import (
 )
 from sparkmeta.reports import ScanResult
 from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.text import code
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -614,7 +614,7 @@ class Scan:
 
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook. Runs no job."""
-        return f"<code>{escape(repr(self)[:500])}</code>"
+        return code(self)
 
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from sparkmeta.errors import SettingError, shown
+from sparkmeta.text import fact_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,10 @@ class Settings:
         "module:name; several with commas.",
         pattern=re.compile(r"((log|opentelemetry|[\w.]+:[\w.]+)(\s*,\s*|$))*"),
     )
+
+    def _repr_html_(self) -> str:
+        """List the settings in a notebook by the names of their configuration."""
+        return fact_table("Settings", {PREFIX + _dashed(each): getattr(self, each.name) for each in fields(self)})
 
 
 def settings(spark: SparkSession | None) -> Settings:

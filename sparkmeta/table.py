@@ -337,10 +337,12 @@ class Table(BaseTable, RowChanges):
 
     @property
     def format_version(self) -> int:
+        """The version of the table format: 1 to 4."""
         return self.metadata.format_version
 
     @property
     def properties(self) -> dict[str, str]:
+        """The table properties."""
         return self.metadata.properties
 
     def location(self) -> str:
@@ -416,7 +418,9 @@ class Table(BaseTable, RowChanges):
 
     def _repr_html_(self) -> str:
         """Describe the table in a notebook by its metadata file, without a job."""
-        from sparkmeta.inspect.text import fact_table, partition_terms
+        from sparkmeta.charts import timeline
+        from sparkmeta.inspect.moments import moments
+        from sparkmeta.text import fact_table, partition_terms
 
         snapshot = self.current_snapshot()
         summary = summary_of(snapshot)
@@ -432,7 +436,8 @@ class Table(BaseTable, RowChanges):
             "delete files": summary.get("total-delete-files", "unknown"),
             "records": summary.get("total-records", "unknown"),
         }
-        return fact_table(self.full_name, facts)
+        history = moments(self.metadata, most=50)
+        return fact_table(self.full_name, facts) + (timeline(history) if len(history) > 1 else "")
 
 
 def load_table(location: str, spark: SparkSession | None = None) -> Table:

@@ -1,4 +1,4 @@
-"""Run the notebooks and store their outputs in them: `python -m tests.store_outputs`, or `make notebooks`.
+"""Run the notebooks and store their outputs in them: `make notebooks`, or `python -m tests.store_outputs 03 06`.
 
 Folders of the run become `/tmp/...`, so that a stored notebook does not name a machine.
 """
@@ -6,6 +6,7 @@ Folders of the run become `/tmp/...`, so that a stored notebook does not name a 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ def stored(notebook: Any) -> Any:
 
 def main() -> None:
     """Run each notebook in a folder of its own."""
+    chosen = tuple(sys.argv[1:]) or ("",)
     for path in NOTEBOOKS:
-        if path.name == UNITY:
+        if path.name == UNITY or not path.name.startswith(chosen):
             continue
         notebook = nbformat.read(path, as_version=4)
         with tempfile.TemporaryDirectory() as folder:

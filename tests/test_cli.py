@@ -20,7 +20,7 @@ from sparkmeta import load_table
 from sparkmeta.cli import main
 from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
-from sparkmeta.inspect.text import byte_size
+from sparkmeta.text import byte_size
 from tests.handmade import HandmadeTable, data
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table

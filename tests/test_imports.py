@@ -43,8 +43,8 @@ FLOORS = [
     {"storage"},
     {"session", "columns"},
     {"reports"},
-    {"settings", "spec", "java", "arrow_types"},
-    {"checks"},
+    {"settings", "spec", "java", "arrow_types", "charts"},
+    {"checks", "text"},
     {"errors"},
 ]
 # Features that Spark Connect lacks or serverless Spark refuses.

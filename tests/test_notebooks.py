@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import gc
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -40,7 +42,7 @@ def code_cells(notebook: Any) -> list[Any]:
 def test_there_are_notebooks():
     assert [path.name for path in NOTEBOOKS] == [
         "01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb", "04_unity_catalog.ipynb",
-        "05_sql_and_streams.ipynb",
+        "05_sql_and_streams.ipynb", "06_slow_table.ipynb", "07_a_month.ipynb",
     ]  # fmt: skip
 
 
@@ -85,6 +87,18 @@ def compacted(kernel: KernelManager) -> Any:
 def streamed(kernel: KernelManager) -> Any:
     """The fifth notebook, executed."""
     return executed(NOTEBOOKS[4], kernel)
+
+
+@pytest.fixture(scope="module")
+def slow(kernel: KernelManager) -> Any:
+    """The sixth notebook, executed."""
+    return executed(NOTEBOOKS[5], kernel)
+
+
+@pytest.fixture(scope="module")
+def month(kernel: KernelManager) -> Any:
+    """The seventh notebook, executed."""
+    return executed(NOTEBOOKS[6], kernel)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +152,10 @@ def text_of(output: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "looked"), (1, "tree"), (2, "compacted"), (4, "streamed")])
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, "looked"), (1, "tree"), (2, "compacted"), (4, "streamed"), (5, "slow"), (6, "month")],
+)
 def test_stored_outputs_are_those_of_a_run(number: int, name: str, request: pytest.FixtureRequest):
     path, run = NOTEBOOKS[number], copy.deepcopy(request.getfixturevalue(name))
     del run.cells[0]
@@ -208,14 +225,42 @@ def test_the_tree_as_text(tree: Any):
 
 def test_a_compaction(compacted: Any):
     maps = [cell for cell in code_cells(compacted) if cell.source == "table.maintenance.leaf_map()"]
-    bars = [cell.outputs[0].data["image/svg+xml"].count("<title>") for cell in maps]
-    assert bars[0] == 8
-    assert 1 < bars[1] < 8
+    before, after = ([svg.attrib for svg in bars_of(cell)] for cell in maps)
+    # Each leaf overlaps all others. Four have masked entries, drawn as a second bar.
+    assert len(before) == 12
+    assert len({bar["y"] for bar in before}) == 8
+    # They are side by side, and fill the map together.
+    assert 1 < len(after) < 8
+    assert len({bar["y"] for bar in after}) == 1
+    ends = [(float(bar["x"]), float(bar["x"]) + float(bar["width"])) for bar in after]
+    assert all(0 < start - end < 1.2 for (_, end), (start, _) in pairwise(sorted(ends)))
     opened = re.findall(r"\d+", outputs(compacted, "leaves opened before"))
     assert int(opened[0]) == 8
     assert int(opened[1]) < 8
     assert outputs(compacted, "snapshot.operation").split() == ["replace", "0", "0"]
     assert "need no compaction" in outputs(compacted, "target_leaf_bytes=2 * target).summary())")
+
+
+def bars_of(cell: Any) -> list[ET.Element]:
+    """The bars of the chart that a cell shows."""
+    svg = ET.fromstring(cell.outputs[0].data["image/svg+xml"])
+    return [rect for rect in svg.iter("{http://www.w3.org/2000/svg}rect") if len(rect)]
+
+
+def test_a_slow_table_gets_fast(slow: Any):
+    opened, planned, opened_after, planned_after = map(int, re.findall(r"\d+", outputs(slow, "manifests opened")))
+    assert (opened, planned) == (24, 96)
+    assert opened_after <= 2
+    assert planned_after <= 8
+
+
+def test_a_month(month: Any):
+    assert outputs(month, "after the rollback").split()[-1] == "1440"
+    counts = ast.literal_eval(outputs(month, "use_ref(name)"))
+    assert list(counts) == ["main", "week-1", "week-2", "week-3", "week-4"]
+    assert counts["main"] == counts["week-4"]
+    assert "0 violations" in outputs(month, "check_arrow")
+    assert "is healthy" in outputs(month, "check_arrow")
 
 
 def test_a_stream_of_changes_makes_a_copy(streamed: Any):

@@ -12,6 +12,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.views import HoldsViews
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
+from sparkmeta.storage.content import without_secrets
+from sparkmeta.text import fact_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 Identifier = str | tuple[str, ...]
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+# The properties that a notebook shows.
+_SHOWN = ("type", "uri", "warehouse")
 
 
 class Catalog(HoldsViews):
@@ -47,6 +51,17 @@ class Catalog(HoldsViews):
 
         @property
         def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def _configuration(self) -> Mapping[str, str]:
+        """The properties of the catalog, with credentials."""
+
+    def _repr_html_(self) -> str:
+        """Describe the catalog in a notebook, without a request."""
+        properties = self._configuration
+        facts = {name: without_secrets(str(properties[name]), properties) for name in _SHOWN if properties.get(name)}
+        return fact_table(f"{type(self).__name__} {self.name}", facts)
 
     def with_sessions(self, sessions: SessionSource) -> Catalog:  # noqa: ARG002  for catalogs that may need a session
         """Return the catalog with another default for ``spark``: threads of a service have no active session."""

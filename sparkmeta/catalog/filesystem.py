@@ -63,6 +63,10 @@ class FileSystemCatalog(Catalog):
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     sessions: SessionSource = field(default_factory=SessionSource, repr=False, compare=False)
 
+    @property
+    def _configuration(self) -> Mapping[str, str]:
+        return {**self.properties, "type": "hadoop", "warehouse": self.warehouse}
+
     def with_sessions(self, sessions: SessionSource) -> FileSystemCatalog:
         """See `Catalog.with_sessions`."""
         return replace(self, sessions=sessions)

@@ -72,6 +72,10 @@ class IcebergCatalog(Catalog):
     pyiceberg: PyIcebergCatalog
     sessions: SessionSource = field(default_factory=SessionSource, repr=False, compare=False)
 
+    @property
+    def _configuration(self) -> Mapping[str, str]:
+        return self.pyiceberg.properties
+
     def with_sessions(self, sessions: SessionSource) -> IcebergCatalog:
         """See `Catalog.with_sessions`."""
         return replace(self, sessions=sessions)

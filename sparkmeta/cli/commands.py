@@ -46,7 +46,7 @@ from sparkmeta.cli.tables import (
     text_columns,
 )
 from sparkmeta.columns import sql
-from sparkmeta.inspect.text import byte_size, partition_terms, printable, printable_lines
+from sparkmeta.text import byte_size, partition_terms, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -17,9 +17,9 @@ from sparkmeta.cli.output import error_line, print_json, progress
 from sparkmeta.cli.source import CatalogSource, Source, takes_catalog
 from sparkmeta.cli.tables import takes_output
 from sparkmeta.errors import SessionError
-from sparkmeta.inspect.text import printable
 from sparkmeta.java import MINIMUM_JAVA, java_home, java_version
 from sparkmeta.storage.content import without_secrets
+from sparkmeta.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -22,8 +22,8 @@ from sparkmeta.cli.maintain import OPERATIONS, call_operation, line_options, pri
 from sparkmeta.cli.output import report_error, text_ids, unread_output_dropped
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import SparkmetaError, is_conflict
-from sparkmeta.inspect.text import printable_lines
 from sparkmeta.table import load_table
+from sparkmeta.text import printable_lines
 
 if TYPE_CHECKING:
     from sparkmeta.commit.attempts import Plan

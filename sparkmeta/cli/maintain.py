@@ -39,10 +39,10 @@ from sparkmeta.cli.source import (
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
-from sparkmeta.inspect.text import byte_size, counted, printable_lines
 from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import escape_glob, is_local
+from sparkmeta.text import byte_size, counted, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from rich.text import Text
 
 from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
-from sparkmeta.inspect.text import byte_size, printable
 from sparkmeta.storage.location import normalize
+from sparkmeta.text import byte_size, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

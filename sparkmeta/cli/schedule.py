@@ -18,7 +18,6 @@ from sparkmeta.catalog import load_catalog
 from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
 from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
 from sparkmeta.inspect.partition_statistics import has_partitions
-from sparkmeta.inspect.text import counted
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
 from sparkmeta.maintain.maintenance import options_of
@@ -26,6 +25,7 @@ from sparkmeta.maintain.upgrade import can_upgrade
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.location import normalize
 from sparkmeta.table import load_table
+from sparkmeta.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,13 +22,13 @@ from sparkmeta.errors import (
     proves_failure,
     translated_errors,
 )
-from sparkmeta.inspect.text import fact_table
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
 from sparkmeta.reports import commit_report
 from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
 from sparkmeta.storage.writing import discard
+from sparkmeta.text import fact_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.charts import alone
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, text_of
-from sparkmeta.inspect.text import printable
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.storage.location import file_name
+from sparkmeta.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Drawing(Excerpt):
     @cached_property
     def svg(self) -> str:
         """The tree as an SVG document, in the style of the V4 proposal's figures."""
-        return svg_of(self)
+        return alone(svg_of(self))
 
     def save(self, path: str | Path) -> None:
         """Write the drawing to a local file: text if its name ends with `.txt`, else SVG."""
@@ -65,8 +66,8 @@ class Drawing(Excerpt):
         return self.svg
 
     def _repr_html_(self) -> str:
-        """Return the SVG in an element that scrolls if it is wider than the notebook."""
-        return f'<div style="overflow-x: auto" title="{escape(self.title)}">{self.svg}</div>'
+        """Return the SVG, without a background, in an element that scrolls if it is wider than the notebook."""
+        return f'<div style="overflow-x: auto" title="{escape(self.title)}">{svg_of(self)}</div>'
 
 
 # -- `table.draw()` ---------------------------------------------------------------------------------------------------

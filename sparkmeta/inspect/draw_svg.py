@@ -7,55 +7,14 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+from sparkmeta.charts import document
 from sparkmeta.inspect.excerpt import KINDS
-from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
+from sparkmeta.text import columns, middle_out, printable
 
 if TYPE_CHECKING:
     from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
-
-
-# -- Pieces of SVG ----------------------------------------------------------------------------------------------------
-# All texts are escaped.
-
-
-def document(parts: Iterable[str], width: float, height: float, **attributes: str) -> str:
-    """Return an SVG document of a size in pixels, that scales with the attribute `viewBox`."""
-    size = {"width": f"{width:.0f}", "height": f"{height:.0f}", "viewBox": f"0 0 {width:.0f} {height:.0f}"}
-    return f'<svg xmlns="http://www.w3.org/2000/svg"{_attributes(size | attributes)}>{"".join(parts)}</svg>'
-
-
-def rect(x: float, y: float, width: float, height: float, title: str = "", **attributes: str) -> str:
-    """Return a rectangle; its title is shown while a pointer is on it."""
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{height:.1f}"}
-    return f"<rect{_attributes(place | attributes)}>{_title(title)}</rect>"
-
-
-def text(x: float, y: float, content: str, title: str = "", **attributes: str) -> str:
-    """Return a line of text."""
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}"}
-    return f"<text{_attributes(place | attributes)}>{_title(title)}{escape(content)}</text>"
-
-
-def line(x1: float, y1: float, x2: float, y2: float, **attributes: str) -> str:
-    """Return a straight line."""
-    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    return f"<line{_attributes(ends | attributes)}/>"
-
-
-def path(commands: str, **attributes: str) -> str:
-    """Return a path."""
-    return f"<path{_attributes({'d': commands} | attributes)}/>"
-
-
-def _title(title: str) -> str:
-    return f"<title>{escape(title)}</title>" if title else ""
-
-
-def _attributes(values: dict[str, str]) -> str:
-    """Return attributes. An underscore in a name becomes a dash; one at the end (`class_`) is removed."""
-    return "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in values.items())
 
 
 # -- Draw an excerpt --------------------------------------------------------------------------------------------------
@@ -63,8 +22,8 @@ def _attributes(values: dict[str, str]) -> str:
 #
 # The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
 # that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
-# vector or affiliated manifest to its target. There are no style sheets and ids, since several drawings may share a
-# page.
+# vector or affiliated manifest to its target. Texts are in boxes, so that they can be read on any background. There are
+# no style sheets and ids, since several drawings may share a page.
 
 
 _CHARACTER, _LINE, _PAD = 6.7, 16, 8
@@ -76,15 +35,18 @@ _TEXT_COLUMNS = int((_WIDTH - 2 * _PAD) / _CHARACTER)
 # Fill and stroke, as in the proposal's figures.
 _BOXES = {
     ContentType.DATA: ("#fff8e1", "#f57f17"),
-    ContentType.POSITION_DELETES: ("#fce4ec", "#ad1457"),
-    ContentType.EQUALITY_DELETES: ("#fce4ec", "#ad1457"),
-    ContentType.DATA_MANIFEST: ("#e8f5e8", "#1b5e20"),
+    ContentType.POSITION_DELETES: ("#fce4ec", "#c2185b"),
+    ContentType.EQUALITY_DELETES: ("#fce4ec", "#c2185b"),
+    ContentType.DATA_MANIFEST: ("#e8f5e8", "#2e7d32"),
     ContentType.DELETE_MANIFEST: ("#ffebee", "#c62828"),
     ContentType.MANIFEST_DELETION_VECTOR: ("#fed7aa", "#ea580c"),
 }
 _SNAPSHOT, _ROOT = ("#e1f5fe", "#01579b"), ("#f3e5f5", "#4a148c")
 _STATUS = {Status.ADDED: "#1a7f37", Status.EXISTING: "#57606a", Status.DELETED: "#cf222e"}
 _INK, _FAINT, _MASKED = "#1f2328", "#57606a", "#bc4c00"
+_LEGEND = ("#f6f8fa", "#8c959f")
+# Of middle lightness: lines are on the background.
+_LINES = "#7d8590"
 
 
 @dataclass
@@ -127,7 +89,7 @@ class _Box:
 
 
 def svg_of(excerpt: Excerpt) -> str:
-    """Return the excerpt as an SVG document. All texts from the table are escaped."""
+    """Return the excerpt as an SVG document without a background. All texts from the table are escaped."""
     snapshot = _Box([_Line(middle_out(excerpt.title, 110), bold=True)], _SNAPSHOT, x=_MARGIN, y=_MARGIN)
     snapshot.width = max(_WIDTH, columns(snapshot.lines[0].text) * _CHARACTER + 2 * _PAD)
     if not excerpt.root:
@@ -138,7 +100,7 @@ def svg_of(excerpt: Excerpt) -> str:
     bottom, shelves = _place(stacks, root.y + root.height + 36)
     boxes = [box for stack in stacks for box in stack]
     width = max([root.x + root.width, snapshot.x + snapshot.width, *(box.x + box.width for box in boxes)]) + _GUTTER
-    parts = [_path(f"M{root.x + 40} {snapshot.y + snapshot.height}V{root.y}", _FAINT)]
+    parts = [_path(f"M{root.x + 40} {snapshot.y + snapshot.height}V{root.y}", _LINES)]
     parts += _branches(root, shelves)
     parts += _references(boxes)  # behind the boxes, so that they cross no text
     for box in (snapshot, root, *boxes):
@@ -148,11 +110,8 @@ def svg_of(excerpt: Excerpt) -> str:
 
 
 def _document(parts: Iterable[str], width: float, height: float) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" '
-        f'font-size="11"><rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>'
-    )
+    font = "DejaVu Sans Mono, Menlo, Consolas, monospace"
+    return document(parts, width, height, "max-width:none", font_family=font, font_size="11")
 
 
 # -- Boxes ------------------------------------------------------------------------------------------------------------
@@ -212,13 +171,7 @@ def _wrapped(notes: Sequence[str]) -> list[str]:
 
 
 def _drawn(box: _Box) -> list[str]:
-    fill, stroke = box.paint
-    dash = ' stroke-dasharray="5 3"' if box.gone else ""
-    frame = (
-        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="4" fill="{fill}" '
-        f'stroke="{stroke}" stroke-width="1.5"{dash}/>'
-    )
-    parts = [frame]
+    parts = [_rect(box.x, box.y, box.width, box.height, box.paint, dashed=box.gone)]
     for index, line in enumerate(box.lines):
         y = box.line_y(index) + 4
         parts.append(_text(box.x + _PAD, y, line))
@@ -226,6 +179,13 @@ def _drawn(box: _Box) -> list[str]:
             status = _Line(line.status.name, _STATUS[line.status], bold=True)
             parts.append(_text(box.x + box.width - _PAD, y, status, anchor="end"))
     return parts
+
+
+def _rect(x: float, y: float, width: float, height: float, paint: tuple[str, str], *, dashed: bool = False) -> str:
+    fill, stroke = paint
+    dash = ' stroke-dasharray="5 3"' if dashed else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect {place} rx="4" fill="{fill}" stroke="{stroke}" stroke-width="1.5"{dash}/>'
 
 
 def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
@@ -311,14 +271,14 @@ def _branches(root: _Box, shelves: Sequence[_Shelf]) -> list[str]:
     """Draw lines from the root to its entries: a trunk, a branch to each row of columns, and a twig to each box."""
     if not shelves:
         return []
-    parts = [_path(f"M{_MARGIN + 4} {root.y + root.height:.1f}V{shelves[-1].y:.1f}", _FAINT)]
+    parts = [_path(f"M{_MARGIN + 4} {root.y + root.height:.1f}V{shelves[-1].y:.1f}", _LINES)]
     for shelf in shelves:
         last = shelf.stacks[-1][0].x - _BUS
-        parts.append(_path(f"M{_MARGIN + 4} {shelf.y:.1f}H{last:.1f}", _FAINT))
+        parts.append(_path(f"M{_MARGIN + 4} {shelf.y:.1f}H{last:.1f}", _LINES))
         for stack in shelf.stacks:
             bus = stack[0].x - _BUS
             twigs = "".join(f"M{bus:.1f} {box.line_y(0):.1f}H{box.x:.1f}" for box in stack)
-            parts.append(_path(f"M{bus:.1f} {shelf.y:.1f}V{stack[-1].line_y(0):.1f}{twigs}", _FAINT))
+            parts.append(_path(f"M{bus:.1f} {shelf.y:.1f}V{stack[-1].line_y(0):.1f}{twigs}", _LINES))
     return parts
 
 
@@ -361,22 +321,23 @@ def _path(path: str, colour: str, *, dashed: bool = False) -> str:
 
 def _legend(x: float, y: float) -> tuple[list[str], float]:
     parts: list[str] = []
-    at = x
+    at = x + _PAD
+    y += _PAD
     for status in (Status.ADDED, Status.EXISTING, Status.DELETED):
         parts.append(_text(at, y + 10, _Line(status.name, _STATUS[status], bold=True)))
         at += 80
     parts.append(_text(at, y + 10, _Line("masked entry", _MASKED, struck=True)))
     at += 110
     for text, dashed in (("holds", False), ("masks, applies to, is affiliated to", True)):
-        parts.append(_path(f"M{at:.1f} {y + 6:.1f}h28", _FAINT, dashed=dashed))
+        parts.append(_path(f"M{at:.1f} {y + 6:.1f}h28", _LINES, dashed=dashed))
         parts.append(_text(at + 34, y + 10, _Line(text, _FAINT)))
         at += 34 + len(text) * _CHARACTER + 18
-    at = x
+    right, at = at, x + _PAD
     kinds = [*_BOXES.items()]
-    for kind, (fill, stroke) in [*kinds[3:], *kinds[:2]]:
+    for kind, paint in [*kinds[3:], *kinds[:2]]:
         name = "delete file or DV" if kind == ContentType.POSITION_DELETES else KINDS[kind]
-        parts.append(f'<rect x="{at:.1f}" y="{y + 22:.1f}" width="14" height="12" rx="2" fill="{fill}" '
-                     f'stroke="{stroke}"/>')  # fmt: skip
+        parts.append(_rect(at, y + 22, 14, 12, paint))
         parts.append(_text(at + 20, y + 32, _Line(name, _FAINT)))
         at += 20 + len(name) * _CHARACTER + 18
-    return parts, y + 50
+    width, height = max(right, at) - x, 40.0 + _PAD
+    return [_rect(x, y - _PAD, width, height, _LEGEND), *parts], y - _PAD + height + _MARGIN

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
+from sparkmeta.text import columns, middle_out, printable
 
 # -- The excerpt of a tree --------------------------------------------------------------------------------------------
 # Texts in metadata can't be trusted: this module makes names printable, and the drawings escape them.

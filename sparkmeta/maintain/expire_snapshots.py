@@ -16,7 +16,6 @@ from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.history import snapshots as snapshot_rows
-from sparkmeta.inspect.text import counted
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import TableT
@@ -24,6 +23,7 @@ from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
+from sparkmeta.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

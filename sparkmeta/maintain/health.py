@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sparkmeta.charts import Row, Span, overlap_map, row_bars, size_columns, timeline
 from sparkmeta.errors import ValidationError
-from sparkmeta.inspect import draw_svg
-from sparkmeta.inspect.text import byte_size, counted
 from sparkmeta.maintain.health_findings import FINDINGS, Examination, Finding
 from sparkmeta.maintain.health_measures import (
     EntryFigures,
     History,
     Layout,
-    PlacedBar,
     SmallFileLimits,
-    SnapshotPoint,
     measure_entries,
     measure_history,
     measure_layout,
@@ -35,6 +31,7 @@ from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
 from sparkmeta.session import local_frame
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.table_properties import number_property
+from sparkmeta.text import byte_size, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,201 +97,6 @@ class Examined:
         }
 
 
-# -- The pictures of a health report as SVG ---------------------------------------------------------------------------
-# Their colours come from the classes of the page.
-
-
-WIDTH = 560
-_TOP, _RIGHT, _PLOT = 14, 16, 170
-_WIDE_RIGHT = 28
-_ROW, _MOST_LABELS = 22, 222
-_TICKS = 4
-_MOST_MAP_HEIGHT, _MOST_BAR = 190, 10
-# Files below this size share a bar.
-_LEAST_EXPONENT = 10
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of horizontal bars.
-
-    Attributes:
-        text: the text behind the bar.
-        title: the text that is shown while a pointer is on the bar.
-        marked: whether it has the colour of findings.
-    """
-
-    label: str
-    value: float
-    text: str
-    title: str = ""
-    marked: bool = False
-
-
-def size_bars(sizes: Sequence[tuple[int, int, int]], small_bytes: int, target_bytes: int) -> str:
-    """Draw the number of files by size, in powers of two, with the target size. Small files are marked."""
-    counts: dict[int, tuple[int, int]] = {}
-    for exponent, files, size in sizes:
-        place = max(exponent, _LEAST_EXPONENT)
-        before = counts.get(place, (0, 0))
-        counts[place] = (before[0] + files, before[1] + size)
-    target = max(target_bytes.bit_length() - 1, _LEAST_EXPONENT)
-    first, last = min([*counts, target]), max([*counts, target])
-    top, ticks = _ticks(max((files for files, _ in counts.values()), default=1))
-    left = _left(ticks, _number)
-    step = (WIDTH - left - _WIDE_RIGHT) / (last - first + 1)
-    parts = _grid(left, ticks, top, _number)
-    for exponent, (files, size) in sorted(counts.items()):
-        height = _PLOT * files / top
-        kind = "mark" if 1 << (exponent + 1) <= small_bytes else "bar"
-        span = f"{_edge(exponent)} to {_edge(exponent + 1)}" if exponent > _LEAST_EXPONENT else "less than 2 KiB"
-        title = f"{span}: {files:,} files, {byte_size(size)}"
-        x = left + (exponent - first) * step
-        parts.append(
-            draw_svg.rect(x + 1, _TOP + _PLOT - height, max(step - 2, 1), height, title, class_=kind, rx="1.5")
-        )
-    every = max(1, round(58 / step))
-    for exponent in range(first, last + 2):
-        if (exponent - first) % every == 0:
-            x = left + (exponent - first) * step
-            label = _edge(exponent) if exponent > _LEAST_EXPONENT else "0"
-            parts.append(draw_svg.text(x, _TOP + _PLOT + 17, label, class_="tick", text_anchor="middle"))
-    x = left + (min(target, last) - first) * step + step * (target_bytes / (1 << target) - 1 if target <= last else 0)
-    parts.append(draw_svg.line(x, _TOP - 4, x, _TOP + _PLOT, class_="goal"))
-    end = x > WIDTH / 2
-    parts.append(draw_svg.text(x + (-5 if end else 5), _TOP + 6, f"target {byte_size(target_bytes)}", class_="note",
-                          text_anchor="end" if end else "start"))  # fmt: skip
-    return _figure(parts, _TOP + _PLOT + 26, "Data files by size")
-
-
-def overlap_map(bars: Sequence[PlacedBar]) -> str:
-    """Draw manifests as bars in the order of the clustering columns. Overlapping manifests are above each other."""
-    rows = max((bar.row for bar in bars), default=0) + 1
-    pitch = min(_MOST_BAR + 3, _MOST_MAP_HEIGHT / rows)
-    height = max(pitch * rows, 24)
-    space = WIDTH - 2 * _RIGHT
-    parts = [draw_svg.rect(_RIGHT - 6, _TOP - 6, space + 12, height + 12, class_="field", rx="4")]
-    for bar in bars:
-        width = max(2.0, (bar.end - bar.start) * space - 1)
-        x = min(_RIGHT + bar.start * space, _RIGHT + space - width)
-        kind = "bar" if bar.row == 0 else "mark"
-        parts.append(draw_svg.rect(x, _TOP + bar.row * pitch, width, max(pitch - min(3, pitch / 4), 0.8), class_=kind))
-    parts.append(draw_svg.text(_RIGHT, _TOP + height + 22, "first values", class_="tick"))
-    parts.append(draw_svg.text(WIDTH - _RIGHT, _TOP + height + 22, "last values", class_="tick", text_anchor="end"))
-    return _figure(parts, _TOP + height + 30, "Overlapping manifests")
-
-
-def row_bars(rows: Sequence[Row], longest: float, name: str, goal: tuple[float, str] | None = None) -> str:
-    """Draw values as horizontal bars from zero.
-
-    Args:
-        longest: the value of a bar of full length.
-        name: the name of the picture.
-        goal: a value that is drawn as a line, and its label.
-    """
-    texts = 7.0 * max((len(row.text) for row in rows), default=0) + 10
-    labels = min(_MOST_LABELS, 7.0 * max((len(row.label) for row in rows), default=0) + 14)
-    space = WIDTH - labels - _RIGHT - texts
-    top = _TOP + (14 if goal else 0)
-    parts = []
-    for place, row in enumerate(rows):
-        y = top + place * _ROW
-        width = space * min(1.0, row.value / longest) if longest else 0.0
-        parts.append(draw_svg.text(labels - 8, y + 11, _cut(row.label), row.label, class_="label", text_anchor="end"))
-        parts.append(draw_svg.rect(labels, y + 1, space, 12, class_="field", rx="2"))
-        parts.append(draw_svg.rect(labels, y + 1, width, 12, row.title, class_="mark" if row.marked else "bar", rx="2"))
-        parts.append(draw_svg.text(WIDTH - _RIGHT, y + 11, row.text, class_="value", text_anchor="end"))
-    if goal is not None and longest:
-        x = labels + space * min(1.0, goal[0] / longest)
-        parts.append(draw_svg.line(x, top - 6, x, top + len(rows) * _ROW - 4, class_="goal"))
-        parts.append(draw_svg.text(x, top - 10, goal[1], class_="note", text_anchor="middle"))
-    return _figure(parts, top + len(rows) * _ROW + 4, name)
-
-
-def snapshot_line(points: Sequence[SnapshotPoint]) -> str:
-    """Draw the bytes of live files, or else their number, at each snapshot over time. Expiring ones are marked."""
-    by_bytes = all(point.bytes is not None for point in points)
-    show = byte_size if by_bytes else _number
-    values = [(point.bytes if by_bytes else point.files) or 0 for point in points]
-    top, ticks = _ticks(max([*values, 1]), 1024 if by_bytes else 1000)
-    left = _left(ticks, show)
-    begin, end = points[0].timestamp_ms, points[-1].timestamp_ms
-    space = WIDTH - left - _RIGHT
-
-    def place(point: SnapshotPoint) -> float:
-        return left + (space * (point.timestamp_ms - begin) / (end - begin) if end > begin else space)
-
-    heights = [_TOP + _PLOT * (1 - value / top) for value in values]
-    parts = _grid(left, ticks, top, show)
-    commands = f"M{place(points[0]):.1f} {heights[0]:.1f}"
-    for (_, point), height in zip(pairwise(points), heights[1:], strict=True):
-        commands += f"H{place(point):.1f}V{height:.1f}"
-    parts.append(draw_svg.path(f"{commands}V{_TOP + _PLOT}H{place(points[0]):.1f}Z", class_="area"))
-    parts.append(draw_svg.path(commands, class_="line"))
-    for point, value in zip(points, values, strict=True):
-        what = "expires" if point.expires else "stays"
-        title = f"{_time(point.timestamp_ms)}: {show(value)}, {what}"
-        kind = "mark" if point.expires else "bar"
-        parts.append(draw_svg.rect(place(point) - 1, _TOP + _PLOT + 3, 2, 8, title, class_=kind))
-    days = [("start", left, begin), ("end", WIDTH - _RIGHT, end)]
-    if end - begin > 2:
-        days.insert(1, ("middle", left + space / 2, (begin + end) // 2))
-    for anchor, x, moment in days if end > begin else days[-1:]:
-        parts.append(draw_svg.text(x, _TOP + _PLOT + 26, _time(moment), class_="tick", text_anchor=anchor))
-    return _figure(parts, _TOP + _PLOT + 34, "Live data files over time")
-
-
-# -- Parts of pictures ------------------------------------------------------------------------------------------------
-
-
-def _figure(parts: Sequence[str], height: float, name: str) -> str:
-    return draw_svg.document(parts, WIDTH, height, role="img", aria_label=name)
-
-
-def _grid(left: float, ticks: Sequence[float], top: float, show: Callable[[float], str]) -> list[str]:
-    parts = []
-    for tick in ticks:
-        y = _TOP + _PLOT * (1 - tick / top)
-        parts.append(draw_svg.line(left, y, WIDTH - _RIGHT, y, class_="axis" if not tick else "grid"))
-        parts.append(draw_svg.text(left - 7, y + 4, show(tick), class_="tick", text_anchor="end"))
-    return parts
-
-
-def _left(ticks: Sequence[float], show: Callable[[float], str]) -> float:
-    return 6.6 * max(len(show(tick)) for tick in ticks) + 14
-
-
-def _ticks(largest: float, base: int = 1000) -> tuple[float, list[float]]:
-    """Return the end of an axis from zero, and round values on it."""
-    unit = 1
-    while largest / unit >= base:
-        unit *= base
-    step = next(
-        size * unit for size in (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000) if size * unit * _TICKS >= largest
-    )
-    count = max(1, -int(-largest // step))
-    return float(step * count), [float(step * place) for place in range(count + 1)]
-
-
-def _number(value: float) -> str:
-    for unit, name in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{name}"
-    return f"{value:g}"
-
-
-def _edge(exponent: int) -> str:
-    return byte_size(1 << exponent).replace(".0 ", " ")
-
-
-def _time(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= 31 else f"{label[:15]}…{label[-15:]}"
-
-
 # -- The page of a health report --------------------------------------------------------------------------------------
 # It is one HTML document of bounded size, without scripts, links or other files.
 
@@ -303,13 +105,11 @@ _MOST_PAGE_DEPTHS = 12
 # Maximum number of characters of a text from the table.
 _LONGEST = 400
 
-# Blue and orange differ for every kind of colour blindness, also in brightness.
+# The page has the colours of the notebook or the browser around it, light or dark, and the bars of charts.
 _STYLE = """
-.sm-health { --page: #f6f7f9; --panel: #ffffff; --ink: #1d2733; --soft: #5a6775; --rule: #dfe4ea; --field: #eef1f5;
-  --bar: #3f7fae; --mark: #d9822b; --goal: #1d2733; --good: #2f7d5b; background: var(--page); color: var(--ink);
-  font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; padding: 24px; }
-@media (prefers-color-scheme: dark) { .sm-health { --page: #12171d; --panel: #1a2129; --ink: #e4e9ef; --soft: #9aa7b5;
-  --rule: #2d3743; --field: #232c36; --bar: #6aa9d8; --mark: #f0a04b; --goal: #e4e9ef; --good: #6cc39a; } }
+.sm-health { --soft: color-mix(in srgb, currentColor 72%, transparent);
+  --rule: color-mix(in srgb, currentColor 18%, transparent); --panel: color-mix(in srgb, currentColor 4%, transparent);
+  font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; padding: 16px; }
 .sm-health * { box-sizing: border-box; }
 .sm-health main { max-width: 1240px; margin: 0 auto; }
 .sm-health h1 { font-size: 22px; line-height: 1.3; margin: 0 0 2px; overflow-wrap: anywhere; }
@@ -323,28 +123,19 @@ _STYLE = """
 .sm-health .facts span { color: var(--soft); font-size: 12.5px; }
 .sm-health section, .sm-health figure { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px;
   padding: 16px 18px; margin: 0 0 14px; }
-.sm-health .finding { border-left: 4px solid var(--mark); }
-.sm-health .healthy { border-left: 4px solid var(--good); }
+.sm-health .finding { border-left: 4px solid #d07b22; }
+.sm-health .healthy { border-left: 4px solid #3a9b6e; }
 .sm-health dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 8px 0 0; }
 .sm-health dt { color: var(--soft); }
 .sm-health dd { margin: 0; overflow-wrap: anywhere; }
-.sm-health code { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; background: var(--field);
+.sm-health code { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+  background: color-mix(in srgb, currentColor 9%, transparent);
   border-radius: 4px; padding: 1px 6px; overflow-wrap: anywhere; }
 .sm-health .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 14px;
   margin-top: 6px; }
 .sm-health figure { margin: 0; min-width: 0; }
 .sm-health figcaption p { font-size: 12.5px; margin-bottom: 8px; }
-.sm-health svg { display: block; width: 100%; height: auto; font: 12px system-ui, -apple-system, "Segoe UI", Roboto,
-  "Helvetica Neue", sans-serif; }
-.sm-health svg .bar { fill: var(--bar); } .sm-health svg .mark { fill: var(--mark); }
-.sm-health svg .field { fill: var(--field); }
-.sm-health svg .tick, .sm-health svg .note { fill: var(--soft); font-size: 11.5px; font-variant-numeric: tabular-nums; }
-.sm-health svg .label { fill: var(--ink); }
-.sm-health svg .value { fill: var(--ink); font-variant-numeric: tabular-nums; }
-.sm-health svg .grid { stroke: var(--rule); } .sm-health svg .axis { stroke: var(--soft); }
-.sm-health svg .goal { stroke: var(--goal); stroke-dasharray: 3 3; }
-.sm-health svg .area { fill: var(--bar); fill-opacity: .16; }
-.sm-health svg .line { fill: none; stroke: var(--bar); stroke-width: 1.8; stroke-linejoin: round; }
+.sm-health svg { display: block; }
 .sm-health table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .sm-health th { text-align: left; color: var(--soft); font-weight: 500; font-size: 12.5px; }
 .sm-health th, .sm-health td { padding: 4px 8px 4px 0; border-bottom: 1px solid var(--rule); text-align: left; }
@@ -418,12 +209,13 @@ def _figures(report: Examined) -> Iterator[str]:
     entries, layout, limits = report.entries, report.layout, report.limits
     if entries.sizes:
         note = f"Data files by size in powers of two. Below {byte_size(limits.small_bytes)} they are small (orange)."
-        yield _html_figure("Files by size", note, size_bars(entries.sizes, limits.small_bytes, limits.target_bytes))
+        yield _html_figure("Files by size", note, size_columns(entries.sizes, limits.small_bytes, limits.target_bytes))
     if layout.bars:
         drawn = f"{len(layout.bars):,} of {layout.mapped:,} data manifests" if len(layout.bars) < layout.mapped else (
             counted(layout.mapped, "data manifest"))  # fmt: skip
         note = f"{drawn} in the order of the partition fields. Those that overlap an earlier one are orange."
-        yield _html_figure("Overlap of manifests", note, overlap_map(layout.bars))
+        spans = [Span(bar.start, bar.end, bar.row, marked=float(bar.row > 0)) for bar in layout.bars]
+        yield _html_figure("Overlap of manifests", note, overlap_map(spans, "Overlapping manifests"))
     if entries.densest:
         partitions = counted(len(entries.densest), "partition")
         note = f"Rows deleted by deletes of single data files, in the {partitions} with the largest share."
@@ -437,9 +229,9 @@ def _figures(report: Examined) -> Iterator[str]:
             for row in entries.crowded
         ]
         yield _html_figure("Small files by partition", note, row_bars(rows, rows[0].value, "Small files by partition"))
-    if report.history.points:
+    if report.history.moments:
         note = f"{counted(report.history.snapshots, 'snapshot')}; orange ticks expire by the table's properties."
-        yield _html_figure("Snapshots over time", note, snapshot_line(report.history.points))
+        yield _html_figure("Snapshots over time", note, timeline(report.history.moments))
     yield _bytes(report)
     if layout.depths:
         yield _depths(report)

@@ -17,7 +17,6 @@ from sparkmeta.commit.compaction_groups import LeafRanges, Reason
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.check import inverted_summaries
-from sparkmeta.inspect.text import byte_size, counted
 from sparkmeta.maintain.file_groups import DataRewriteOptions
 from sparkmeta.maintain.health_measures import ClusteredManifests
 from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, manifest_groups
@@ -25,6 +24,7 @@ from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
 from sparkmeta.spec.entry import FIRST_RESERVED_ID, ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
+from sparkmeta.text import byte_size, counted
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.health_measures import (

@@ -23,7 +23,7 @@ from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
 from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
 from sparkmeta.errors import translated_errors
-from sparkmeta.inspect.text import middle_out, printable
+from sparkmeta.inspect.moments import moments
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES
@@ -35,6 +35,7 @@ from sparkmeta.spec.entry import BOUNDS, DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import ancestors_of
 from sparkmeta.spec.summary import summary_number
+from sparkmeta.text import middle_out, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
+    from sparkmeta.charts import Moment
     from sparkmeta.maintain.file_groups import FileSizes
     from sparkmeta.operations.table_operations import BaseTable
-    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 DIGEST, INVERTED = "metrics", "inverted"
@@ -185,17 +187,27 @@ class PlacedBar(NamedTuple):
 
 
 def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
-    """Yield the bars of manifests. If there are more than `most`, choose an even sample."""
+    """Yield the bars of manifests. If there are more than `most`, choose an even sample.
+
+    A manifest with a single value has a width of its own. It is between the ranges that end with the value and the
+    ranges that begin with it. Steps of the order that no range covers have no width.
+    """
     order = ranges.order
-    if len(order) > most:
-        order = order[np.linspace(0, len(order) - 1, most).astype(np.int64)]
-    longest = max(int(ranges.upper.max(initial=0)), 1)
-    ends: list[tuple[float, int]] = []
-    for place in order.tolist():
-        start, end = int(ranges.lower[place]), int(ranges.upper[place])
+    opened = np.zeros(int(ranges.upper.max(initial=0)) + 1, np.int64)
+    np.add.at(opened, ranges.lower, 1)
+    np.add.at(opened, ranges.upper, -1)
+    positions = np.concatenate([[0], np.cumsum(np.cumsum(opened) > 0)])
+    lower, upper = positions[ranges.lower[order]], positions[ranges.upper[order]]
+    is_point = lower == upper
+    starts = lower + np.cumsum(is_point) - is_point
+    stops = np.where(is_point, starts + 1, upper + np.searchsorted(lower[is_point], upper))
+    longest = int(stops.max(initial=1))
+    ends: list[tuple[int, int]] = []
+    for at in np.linspace(0, len(order) - 1, min(len(order), most)).astype(np.int64):
+        start, end = int(starts[at]), int(stops[at])
         row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
-        heapq.heappush(ends, (max(end, start + 0.5), row))
-        yield PlacedBar(place, start / longest, end / longest, row)
+        heapq.heappush(ends, (end, row))
+        yield PlacedBar(int(order[at]), start / longest, end / longest, row)
 
 
 # -- Measure the sizes and overlaps of manifests ----------------------------------------------------------------------
@@ -814,22 +826,6 @@ def _value_text(field: PartitionField, value: Any) -> str:
 
 
 _DAY_MS = 86_400_000
-_MOST_POINTS = 160
-
-
-@dataclass(frozen=True)
-class SnapshotPoint:
-    """A snapshot in a picture of the history.
-
-    Attributes:
-        bytes: the bytes of its live files; None if its summary does not say.
-        expires: whether `expire_snapshots` removes it.
-    """
-
-    timestamp_ms: int
-    files: int | None
-    bytes: int | None
-    expires: bool
 
 
 @dataclass(frozen=True)
@@ -847,7 +843,7 @@ class History:
         may_expire: whether the table property `gc.enabled` permits it.
         metadata_json_bytes: the size of the current metadata file.
         statistics_bytes: the bytes of statistics files.
-        points: snapshots by time; an even sample if there are many.
+        moments: snapshots by time; an even sample if there are many.
     """
 
     snapshots: int
@@ -860,7 +856,7 @@ class History:
     may_expire: bool
     metadata_json_bytes: int
     statistics_bytes: int
-    points: tuple[SnapshotPoint, ...]
+    moments: tuple[Moment, ...]
 
 
 def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> History:
@@ -893,7 +889,7 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
         may_expire=may_expire,
         metadata_json_bytes=table.state.files.length(table.metadata_location),
         statistics_bytes=sum(file.file_size_in_bytes for file in statistics),
-        points=tuple(_points(metadata.snapshots, gone)),
+        moments=tuple(moments(metadata, gone)),
     )
 
 
@@ -914,18 +910,3 @@ def _pinned_bytes(metadata: TableMetadata, expired: set[int]) -> int:
         for snapshot in history
         if snapshot.parent_snapshot_id in expired
     )
-
-
-def _points(snapshots: Sequence[Snapshot], expired: set[int]) -> list[SnapshotPoint]:
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.timestamp_ms)
-    step = max(1, -(-len(ordered) // _MOST_POINTS))
-    # Counted from the end, so that the newest snapshot is shown.
-    return [
-        SnapshotPoint(
-            snapshot.timestamp_ms,
-            summary_number(snapshot, "total-data-files"),
-            summary_number(snapshot, "total-files-size"),
-            snapshot.snapshot_id in expired,
-        )
-        for snapshot in ordered[::-1][::step][::-1]
-    ]

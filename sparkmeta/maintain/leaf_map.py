@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkmeta.charts import Span, alone, figure, overlap_map
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import leaf_ranges
 from sparkmeta.commit.new_snapshot import branch_head, with_root
-from sparkmeta.inspect import draw_svg
 from sparkmeta.maintain.health_measures import placed_bars
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.location import file_name
+from sparkmeta.text import middle_out
 
 if TYPE_CHECKING:
     from sparkmeta.operations.table_operations import BaseTable
 
-_WIDTH, _MARGIN, _BAR, _MOST_BARS = 880, 16, 9, 2_000
-_CLEAN, _MASKED, _INK = (46, 125, 50), (239, 108, 0), "#1f2328"
+_MOST_BARS = 240
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class LeafBar:
     masked: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LeafMap:
     """A map of the leaves of one partition spec.
 
@@ -57,34 +58,38 @@ class LeafMap:
 
     @property
     def svg(self) -> str:
-        """The map as an SVG document. Leaves without masked entries are green; masked entries turn them orange."""
-        rows = max((bar.row for bar in self.bars), default=0) + 1
-        height = 2 * _MARGIN + 24 + rows * (_BAR + 2)
-        drawn_text = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
-        text = f"{self.title}: {self.leaves} leaves{drawn_text}, each overlaps {self.overlaps:.1f} others"
-        parts = [
-            draw_svg.rect(0, 0, _WIDTH, height, fill="#ffffff"),
-            draw_svg.text(_MARGIN, _MARGIN + 8, text, fill=_INK),
-            *(_bar(bar) for bar in self.bars),
-        ]
-        return draw_svg.document(parts, _WIDTH, height, font_family="monospace", font_size="12")
+        """The map as an SVG document. The part of a bar that is orange is the share of masked entries."""
+        return alone(self._chart)
 
     def save(self, path: str | Path) -> None:
         """Write the SVG document to a local file."""
         Path(path).write_text(self.svg, encoding="utf-8")
 
+    @property
+    def _chart(self) -> str:
+        return overlap_map([_span(bar) for bar in self.bars], "Leaves in their order")
+
+    @property
+    def _headline(self) -> str:
+        leaves = f"{self.leaves:,} {'leaf' if self.leaves == 1 else 'leaves'}"
+        return f"{self.title}: {leaves}, each overlaps {self.overlaps:.1f} others"
+
+    def __repr__(self) -> str:
+        return f"LeafMap({self._headline})"
+
     def _repr_svg_(self) -> str:
         return self.svg
 
+    def _repr_html_(self) -> str:
+        shown = f"{len(self.bars):,} of them are drawn. " if len(self.bars) < self.leaves else ""
+        note = f"{shown}Leaves above each other overlap. The orange part of a leaf is masked."
+        return figure(self._headline, note, self._chart)
 
-def _bar(bar: LeafBar) -> str:
-    space = _WIDTH - 2 * _MARGIN
-    x, width = _MARGIN + bar.start * space, max(2.0, (bar.end - bar.start) * space - 1)
-    y = _MARGIN + 24 + bar.row * (_BAR + 2)
-    share = bar.masked / bar.entries if bar.entries else 0.0
-    colour = "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_CLEAN, _MASKED, strict=True))
-    title = f"{bar.location}: {bar.entries} entries, {bar.masked} masked"
-    return draw_svg.rect(x, y, width, _BAR, title, fill=colour)
+
+def _span(bar: LeafBar) -> Span:
+    name = middle_out(file_name(bar.location), 40)
+    title = f"{name}: {bar.entries:,} entries, {bar.masked:,} masked"
+    return Span(bar.start, bar.end, bar.row, bar.masked / bar.entries if bar.entries else 0.0, title)
 
 
 def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:

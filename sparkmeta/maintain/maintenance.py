@@ -36,6 +36,9 @@ class Maintenance(Generic[TableT]):
 
     The arguments of a method are the fields of its class of options. `help` describes them, and the command line and
     the jobs have them as options.
+
+    Attributes:
+        table: the table.
     """
 
     table: TableT

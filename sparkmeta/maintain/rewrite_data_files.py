@@ -23,7 +23,6 @@ from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
-from sparkmeta.inspect.text import byte_size
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
@@ -38,6 +37,7 @@ from sparkmeta.spec.schema import way_to
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.terms import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
+from sparkmeta.text import byte_size
 from sparkmeta.write.files import (
     CURVE_COLUMN,
     LINEAGE,

@@ -317,6 +317,10 @@ class BaseTable:
     identifier: tuple[str, ...]
     operations: TableOperations
 
+    def __dir__(self) -> list[str]:
+        """Offer what is public to completion: without the checks that other rooms use."""
+        return [name for name in super().__dir__() if not name.startswith("refuse_")]
+
     @property
     def full_name(self) -> str:
         """The identifier as text."""
@@ -324,6 +328,7 @@ class BaseTable:
 
     @property
     def metadata(self) -> TableMetadata:
+        """The metadata of this version."""
         return self.state.metadata
 
     @property

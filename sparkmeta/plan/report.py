@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 from pyiceberg.types import PrimitiveType, StructType
 from pyspark.sql import functions as F
 
+from sparkmeta.charts import Row, figure, row_bars
 from sparkmeta.columns.expression_json import sanitized_json
 from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.relation import where
@@ -20,8 +20,11 @@ from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
 from sparkmeta.plan.prune import PrunedManifests, live_files, live_manifests
 from sparkmeta.reports import ScanResult, counter, environment, timer
+from sparkmeta.text import byte_size, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.schema import Schema
     from pyspark.sql import Column
 
@@ -89,36 +92,47 @@ class ScanReport:
         return f"ScanReport({self.table}, {self.row_filter}: {counts})"
 
     def _repr_html_(self) -> str:
-        """Show which rule skipped how many manifests and files, as bars."""
+        """Show as a funnel which rule skipped how many manifests and files."""
         manifests, deletes, entries = self.data_manifests, self.delete_manifests, self.data_entries
-        title = escape(f"{self.table}: {self.row_filter}"[:500])
-        steps = [
-            ("data manifests", manifests.total, manifests.total),
-            ("without live files", -manifests.skipped_no_live_files, manifests.total),
-            ("skipped by partition", -manifests.skipped_by_partition, manifests.total),
-            ("opened", manifests.scanned, manifests.total),
-            ("files in them", entries.scanned, entries.scanned),
-            ("deleted", -entries.skipped_deleted, entries.scanned),
-            ("skipped by partition", -entries.skipped_by_partition, entries.scanned),
-            ("skipped by statistics", -entries.skipped_by_stats, entries.scanned),
-            ("planned", entries.planned, entries.scanned),
-            ("with deletes", self.files_with_deletes, entries.scanned),
-            ("delete manifests", deletes.total, deletes.total),
-            ("opened", deletes.scanned, deletes.total),
+        of_manifests = {
+            "no live files": manifests.skipped_no_live_files,
+            "skipped by partition": manifests.skipped_by_partition,
+        }
+        of_files = {
+            "deleted": entries.skipped_deleted,
+            "skipped by partition": entries.skipped_by_partition,
+            "skipped by statistics": entries.skipped_by_stats,
+        }
+        of_deletes = {
+            "no live deletes": deletes.skipped_no_live_files,
+            "skipped by partition": deletes.skipped_by_partition,
+        }
+        rows = [
+            *_funnel("data manifests", manifests.total, of_manifests, "opened", manifests.scanned),
+            *_funnel("files in them", entries.scanned, of_files, "planned", entries.planned),
+            *_funnel("delete manifests", deletes.total, of_deletes, "opened", deletes.scanned),
         ]
-        rows = "".join(_bar(*step) for step in steps if step[1] or step[0] in ("opened", "planned"))
-        return f"<table><caption>{title}</caption>{rows}</table>"
+        note = (
+            f"{counted(entries.planned, 'file')} of {byte_size(self.planned_bytes)}, {self.files_with_deletes:,} with "
+            f"deletes, planned in {self.planning_seconds:.2f} s. {self.strategy}"
+        )
+        return figure(f"{self.table}: {self.row_filter}", note, row_bars(rows, 1.0, "What the plan skipped"))
 
     def __str__(self) -> str:
         return "\n".join([f"scan of {self.table}, snapshot {self.snapshot_id}", *_lines(self.to_dict(), "  ")[3:]])
 
 
-def _bar(label: str, count: int, all_of_kind: int) -> str:
-    """Return a row with a number as a bar. Negative numbers are shown as skipped, from the right end."""
-    share = 100 * abs(count) / all_of_kind if all_of_kind else 0
-    side = "margin-left:auto;opacity:.35" if count < 0 else "opacity:.8"
-    bar = f'<div style="width:{share:.1f}%;height:10px;background:currentColor;{side}"></div>'
-    return f'<tr><th>{label}</th><td>{abs(count):,}</td><td style="width:240px">{bar}</td></tr>'
+def _funnel(label: str, total: int, skipped: dict[str, int], left: str, count: int) -> Iterator[Row]:
+    """Yield a bar for all, for the part that each rule skips, and for what is left. Yield none for nothing."""
+    if not total:
+        return
+    yield Row(label, 1.0, f"{total:,}", gap=True)
+    remaining = total
+    for rule, by_rule in skipped.items():
+        remaining -= by_rule
+        if by_rule:
+            yield Row(rule, by_rule / total, f"{by_rule:,}", marked=True, start=remaining / total)
+    yield Row(left, count / total, f"{count:,}")
 
 
 def _lines(values: dict[str, Any], indent: str) -> list[str]:

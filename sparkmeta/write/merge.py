@@ -23,6 +23,7 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.rows.columns import child_fields, type_name
+from sparkmeta.text import counted
 from sparkmeta.write.files import checkpointed
 from sparkmeta.write.input import (
     assigned_values,
@@ -181,7 +182,7 @@ class Clause:
         return self.action != Action.DELETE and self.values is None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Merge(Generic[ResultT]):
     """Collects the clauses of a merge; see `Table.merge`. Each method returns a new object.
 
@@ -193,6 +194,9 @@ class Merge(Generic[ResultT]):
     on: str | Sequence[str] | Column
     run: Callable[[Merge[ResultT]], ResultT]
     clauses: tuple[Clause, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Merge(on={shown(str(self.on))}, {counted(len(self.clauses), 'clause')})"
 
     def when_matched(self, condition: Column | str | None = None) -> WhenMatched[ResultT]:
         """Begin a clause for rows of the table that match a row of the source."""

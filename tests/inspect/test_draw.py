@@ -13,12 +13,13 @@ from pyiceberg.types import LongType, NestedField
 from sparkmeta import CorruptFileError, NoSuchSnapshotError, Table, load_catalog
 from sparkmeta.inspect import draw as drawing_module
 from sparkmeta.inspect.draw import Drawing, draw
+from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Node, counted
-from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.text import columns, middle_out, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +112,7 @@ def test_the_life_of_a_tree(spark: SparkSession, table: Table):
     for text in ("M1  data manifest", " 1 D2", "DV of D4", "masks {1, 2} of M1 · new are {2} · inline", "DELETED"):
         assert text in drawn
     assert drawing._repr_svg_() == drawing.svg
-    assert drawing.svg in drawing._repr_html_()
+    assert svg_of(drawing) in drawing._repr_html_()
     # The drawing of the first snapshot is unchanged.
     first = table.snapshots()[0].snapshot_id
     assert "DV1" not in table.draw(first).text

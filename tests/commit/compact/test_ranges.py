@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
+from sparkmeta.maintain.health_measures import placed_bars
 from sparkmeta.manifests.v4.layout import tree_schema
 
 SCHEMA = tree_schema({1: "long", 2: "string"})
@@ -27,7 +28,7 @@ def ranges(
     return leaf_ranges(pa.Table.from_pylist(rows, schema=SCHEMA), keys, sources)
 
 
-def overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
+def overlap(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
     return left[0] < right[1] and right[0] < left[1]
 
 
@@ -47,6 +48,13 @@ def test_counts_are_those_of_all_pairs(seed: int) -> None:
              for index, pair in enumerate(bounds)]  # fmt: skip
     assert spans.overlaps.tolist() == count
     assert spans.mean_overlaps() == sum(count) / len(count)
+    # A map shows the same overlaps, and bars in a row don't overlap.
+    bars = {(bar.start, bar.end, bar.place): bar for bar in placed_bars(spans, 100)}
+    of_map = {bar.place: [other for span, other in bars.items() if other is not bar and overlap(at, span)]
+              for at, bar in bars.items()}  # fmt: skip
+    assert [len(of_map[place]) for place in range(len(count))] == count
+    assert not [bar for bar in bars.values() if bar.row in {other.row for other in of_map[bar.place]}]
+    assert max(bar.end for bar in bars.values()) == 1
     together = {frozenset(component.tolist()) for component in spans.components()}
     assert sorted(row for component in together for row in component) == list(range(len(bounds)))
     apart = {row: number for number, component in enumerate(together) for row in component}

@@ -37,8 +37,15 @@ def partition_terms(spec: PartitionSpec, schema: Schema) -> list[str]:
 
 def fact_table(caption: str, facts: Mapping[str, object]) -> str:
     """Return an HTML table of values by their names, each cut to 300 characters."""
-    rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
-    return f"<table><caption>{escape(caption[:300])}</caption>{rows}</table>"
+    left = 'style="text-align:left;padding:2px 8px"'  # notebooks align cells to the right
+    cells = ((name, escape(printable(str(value)[:300]))) for name, value in facts.items())
+    rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in cells)
+    return f"<table><caption>{escape(printable(caption[:300]))}</caption>{rows}</table>"
+
+
+def code(shown: object) -> str:
+    """Return an object's `repr` as HTML, cut to 500 characters."""
+    return f"<code>{escape(printable(repr(shown)[:500]))}</code>"
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,39 @@
+"""The snapshots of a table as moments of a chart of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from sparkmeta.charts import Moment
+from sparkmeta.spec.summary import summary_number
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+
+
+def moments(metadata: TableMetadata, marked: Collection[int] = (), most: int = 160) -> list[Moment]:
+    """Return the snapshots of a table by time, without reading any file.
+
+    Args:
+        marked: the ids of the snapshots to mark.
+        most: the number of snapshots. If there are more, an even sample is returned, and the newest with refs.
+    """
+    refs: dict[int, list[str]] = {}
+    for name, ref in metadata.refs.items():
+        refs.setdefault(ref.snapshot_id, []).append(name)
+    ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)[::-1]
+    # Counted from the end, so that the newest snapshot is shown.
+    step = max(1, -(-len(ordered) // most))
+    with_refs = [place for place, snapshot in enumerate(ordered) if snapshot.snapshot_id in refs][:most]
+    places = sorted({*range(0, len(ordered), step), *with_refs}, reverse=True)
+    return [
+        Moment(
+            ordered[place].timestamp_ms,
+            summary_number(ordered[place], "total-data-files"),
+            summary_number(ordered[place], "total-files-size"),
+            ordered[place].snapshot_id in marked,
+            tuple(sorted(refs.get(ordered[place].snapshot_id, ()))),
+        )
+        for place in places
+    ]
