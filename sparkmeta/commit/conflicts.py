@@ -16,7 +16,7 @@ from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import in_partitions, replaced_partitions
-from sparkmeta.commit.relation import first, has_rows, is_kind, matching, repeated, select, some_columns
+from sparkmeta.commit.relation import first, has_rows, is_kind, repeated, select, some_columns
 from sparkmeta.commit.removed_files import without
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
@@ -29,7 +29,7 @@ from sparkmeta.commit.search import (
     search_all,
 )
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import frame_of, names, union, where
+from sparkmeta.entries.relation import frame_of, matching, names, union, where
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.manifests.v4.root import one_of as of_kinds

@@ -28,6 +28,7 @@ from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.arrays import entry_count
 from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.entries.relation import Rows, grouped, select, totals, where
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
@@ -59,6 +60,7 @@ from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.columns.sql import Sql
     from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.spec.metadata import TableMetadata
@@ -150,27 +152,25 @@ class SmallPuffinFiles(NamedTuple):
         return None if self.files < min_input_files or self.files <= after else after
 
 
-def small_puffin_files(
-    vectors: DataFrame, file: str, size: str, sizes: FileSizes
-) -> tuple[DataFrame, SmallPuffinFiles]:
-    """Return the small Puffin files, rows of `file`, and their number. Runs a job.
+def small_puffin_files(vectors: Rows, file: str, size: Sql, sizes: FileSizes) -> tuple[Rows, SmallPuffinFiles]:
+    """Return the small Puffin files, rows of `file`, and their number. For a DataFrame, runs a job.
 
     Args:
         vectors: a row for each deletion vector.
         file: the column that identifies the Puffin file.
-        size: the size of the vector in bytes, in SQL.
+        size: the size of the vector in bytes.
     """
-    by_file = vectors.groupBy(file).agg(F.expr(f"sum({size})").alias("size"))
-    small = by_file.where(F.col("size") < sizes.least)
-    figures = small.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
-    return small.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
+    key, total = sql.col(file).alias(file), sql.col("size")
+    small = where(grouped(vectors, [key], [sql.call("sum", size).alias("size")]), total < sizes.least)
+    figures = totals(small, [sql.call("sum", 1).alias("files"), sql.call("sum", total).alias("bytes")])
+    return select(small, [key]), SmallPuffinFiles(figures["files"] or 0, figures["bytes"] or 0)
 
 
 def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes: FileSizes) -> DataFrame:
     """Return all position delete files, and the deletion vectors of small Puffin files if fewer files result."""
     files = matching.where(f"NOT ({_IS_VECTOR})")
     vectors = matching.where(_IS_VECTOR)
-    small, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
+    small, count = small_puffin_files(vectors, "location", sql.col("deletion_vector.size_in_bytes"), sizes)
     if count.merged(sizes, min_input_files) is None:
         return files
     return files.unionByName(vectors.join(small, "location", "left_semi").select(*files.columns))
