@@ -191,9 +191,9 @@ def _same_paths(files: Relation, others: Relation, state: TableState) -> Relatio
         theirs = {*map(normalize, others.column("location").to_pylist())}
         paths = files.select(["location"])
         return paths.filter(pa.array([normalize(path) in theirs for path in paths[0].to_pylist()], pa.bool_()))
-    keys = frame_of(others, state).select(location_key(F.col("location")).alias("key"))
+    keys = frame_of(others, state).select(location_key(sql.col("location")).alias("key").column())
     paths = frame_of(files, state).select("location")
-    return paths.join(keys, location_key(F.col("location")) == F.col("key"), "left_semi")
+    return paths.join(keys, location_key(sql.col("location")).column() == F.col("key"), "left_semi")
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:

@@ -14,6 +14,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
@@ -261,7 +262,7 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
 def _refuse_repeated(named: DataFrame, state: TableState) -> None:
     if len(named.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
         raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
-    twice = named.groupBy(location_key(F.col(FILE_PATH))).agg(
+    twice = named.groupBy(location_key(sql.col(FILE_PATH)).column()).agg(
         F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH)
     )
     _refuse(twice.where("count > 1"), state, "given twice")
@@ -272,8 +273,8 @@ def _refuse_present(named: DataFrame, state: TableState) -> None:
     if not len(manifests):
         return
     live = state.live_entries(manifests, state.projection(("location", "version_info")))
-    keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
-    known = live.select(location_key(F.col("location")).alias(_KEY))
+    keys = named.select(FILE_PATH, location_key(sql.col(FILE_PATH)).alias(_KEY).column())
+    known = live.select(location_key(sql.col("location")).alias(_KEY).column())
     _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")
 
 
