@@ -596,7 +596,8 @@ class _Measurement:
         """Return the live entries of manifests."""
         state = self.state
         if self._on_driver:
-            entries = state.relation(manifests, projection, Placement.DRIVER)
+            # A manifest that the cache lost in the meantime is read by tasks. The driver's keys are not Spark's hashes.
+            entries: Relation = collected(state.relation(manifests, projection, Placement.DRIVER))
         else:
             entries = state.entries(manifests, projection)
         return where(entries, is_live_entry())
