@@ -744,9 +744,9 @@ def _entries_carried_from_nowhere(tree: CheckedTree, rule: str) -> Iterator[Rela
     elif not pc.any(pc.equal(version(tree.root.of(FILES), "status"), int(Status.EXISTING))).as_py():
         return
     if before.snapshot is not None:
-        placement = Placement.DRIVER if tree.on_driver else None
-        read = before.relation if tree.on_driver else before.entries
-        entries = where(read(before.manifests, before.projection(ENTRY_COLUMNS), placement), is_live_entry())
+        parts = before.manifests, before.projection(ENTRY_COLUMNS)
+        read = before.relation(*parts, Placement.DRIVER) if tree.on_driver else before.entries(*parts)
+        entries = where(read, is_live_entry())
         keys = ("content_type", "location", "deletion_vector.offset")
         carried = matching(carried, entries, dict(zip(keys, keys, strict=True)), absent=True)
     problem = "the file is carried over as EXISTING, and was not live in the parent snapshot"

@@ -154,7 +154,7 @@ def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
 
 def inverted_bounds(columns: Mapping[int, str]) -> Aliased:
     """Return a column: the file and the first column whose lower bound is above the upper one, or null."""
-    cases = []
+    cases: list[Sql] = []
     for field_id, type_name in columns.items():
         lower, upper = (sql.col(f"{CONTENT_STATS}.`{field_id}`.{name}") for name in BOUNDS)
         is_above = lower > upper

@@ -401,12 +401,12 @@ class OrphanPlan(Plan[TableT, Deletion]):
         is_below = sql.col("key").startswith(folder.key)
         of_listed = (sql.col("modified_ms"), no_file, sql.lit(True))
         of_needed = (no_time, folder.has_prefix_of(path, or_none=True), is_below)
-        sides = (
+        listed, others = (
             select(rows, [key, *(value.alias(name) for value, name in zip(values, _COMPARED, strict=True))])
             for rows, key, values in ((files, _named("hash"), of_listed), (keyed, _hash(), of_needed))
         )
         latest = [sql.call("max", sql.col(name)).alias(name) for name in _COMPARED]
-        return grouped(relation.union(*sides, state), [_named("hash")], latest)
+        return grouped(relation.union(listed, others, state), [_named("hash")], latest)
 
     @property
     def _lacks_times(self) -> bool:
