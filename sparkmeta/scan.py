@@ -491,7 +491,7 @@ class Scan:
         Sizes come from the scan's options, or else from the table properties `read.split.*`. The driver packs the files
         that it plans; others are packed lazily.
         """
-        return frame_of(self._tasks(), self.state)
+        return frame_of(self.planned_tasks(), self.state)
 
     def plan_tasks_arrow(self) -> pa.Table:
         """Return the rows of `plan_tasks` as an Arrow table in memory, without Spark if the scan opens few manifests.
@@ -499,8 +499,12 @@ class Scan:
         Raises:
             ValidationError: as `plan_files_arrow`.
         """
-        tasks = self._tasks()
+        tasks = self.planned_tasks()
         return tasks if isinstance(tasks, pa.Table) else collected(tasks, task_type(plan_schema(self._filter.state)))
+
+    def planned_tasks(self) -> Relation:
+        """Return the rows of `plan_tasks`, as an Arrow table in memory if the driver plans them."""
+        return self._tasks()
 
     def _tasks(self, *extra: Aliased) -> Relation:
         row_type = plan_schema(self._filter.state)
@@ -513,7 +517,7 @@ class Scan:
 
         It is lazy, except for files that the driver plans.
         """
-        return frame_of(self._task_json(), self.state)
+        return frame_of(self.planned_task_json(), self.state)
 
     def plan_task_json_arrow(self) -> pa.Table:
         """Return the rows of `plan_task_json` as an Arrow table, without Spark if the scan opens few manifests.
@@ -523,10 +527,11 @@ class Scan:
         """
         from pyspark.sql.types import StructType
 
-        tasks = self._task_json()
+        tasks = self.planned_task_json()
         return tasks if isinstance(tasks, pa.Table) else collected(tasks, StructType().add("task", "string"))
 
-    def _task_json(self) -> Relation:
+    def planned_task_json(self) -> Relation:
+        """Return the rows of `plan_task_json`, as an Arrow table in memory if the driver plans them."""
         state = self._filter.state
         tasks = self._tasks(partition_json(state).alias(PARTITION_JSON))
         return task_json(splits_of(tasks), state, self.projection())

@@ -412,8 +412,23 @@ def read_tasks(spark: SparkSession, files: int | None = None, size: int | None =
     configured = setting(spark, "spark.sql.shuffle.partitions")
     tasks = int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
     if files is not None and size is not None:
-        files = min(files, files // _TASK_FILES + size // _TASK_BYTES + 1)
+        files = tasks_of_work(files, size)
     return tasks if files is None else max(1, min(files, tasks))
+
+
+def in_tasks(frame: DataFrame, tasks: int) -> DataFrame:
+    """Return rows in a number of partitions. One takes no shuffle."""
+    return frame.coalesce(1) if tasks == 1 else frame.repartition(tasks)
+
+
+def tasks_of_work(files: int, size: int) -> int:
+    """Return the number of tasks whose work takes as long as their start.
+
+    Args:
+        files: the number of files to open.
+        size: the bytes of metadata to decode.
+    """
+    return min(files, files // _TASK_FILES + size // _TASK_BYTES + 1)
 
 
 def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | StructType | str) -> DataFrame:

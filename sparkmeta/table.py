@@ -203,7 +203,7 @@ class Table(BaseTable, RowChanges):
     def check(self, snapshot_id: int | None = None) -> DataFrame:
         """Check the metadata of a snapshot for contradictions that would break plans or other engines.
 
-        The driver checks few manifests of a list at once, without a job. All else is lazy.
+        The driver checks few entries at once, without a job. All else is lazy.
 
         Rules for a manifest list:
 
@@ -230,12 +230,13 @@ class Table(BaseTable, RowChanges):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            CorruptFileError: the root is not a manifest. When the DataFrame runs, unreadable leaves raise errors.
+            CorruptFileError: the root is not a manifest, or the driver can't read a leaf. When the DataFrame runs,
+                unreadable leaves raise errors.
         """
         return self._violations(snapshot_id).frame()
 
     def check_arrow(self, snapshot_id: int | None = None) -> pa.Table:
-        """Return the rows of `check` as an Arrow table in memory, without Spark if the driver checks the manifests.
+        """Return the rows of `check` as an Arrow table in memory, without Spark if the driver checks them.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.

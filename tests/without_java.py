@@ -51,7 +51,7 @@ def read(table: Table) -> list[str]:
         shown.append(sorted(map(str, splits)))
         report = scan.report().to_dict()
         shown.append({name: value for name, value in report.items() if not name.endswith("_seconds")})
-    shown.append(table.check_arrow().to_pylist())
+    shown += [table.check_arrow().to_pylist(), table.maintenance.health().findings_arrow().to_pylist()]
     return [str(each) for each in shown]
 
 
@@ -218,6 +218,9 @@ READING: tuple[tuple[str, ...], ...] = (
     ("plan", *TABLE, "--filter", "id < 12 and country = 'NO'", "--where", "file_size_in_bytes < 0"),
     ("plan", *TABLE, "--filter", "id < 12 and country = 'NO'", "--columns", "record_count,residual,deletes"),
     ("plan", *TABLE, "--count"),
+    ("plan", *TABLE, "--tasks"),
+    ("plan", *TABLE, "--tasks", "--where", "files_count > 0", "-o", "json"),
+    ("plan", *TABLE, "--task-json", "--limit", "3"),
     ("snapshots", *TABLE, "--where", "operation = 'append' and parent_id is not null"),
     ("files", *TABLE, "--columns", "nothing"),
     ("describe", "FOLDER/nothing"),
@@ -229,6 +232,8 @@ READING: tuple[tuple[str, ...], ...] = (
     ("snapshots", *TABLE, "--columns", "committed_at,parent_id", "--limit", "2", "-o", "json"),
     ("tree", *TABLE),
     ("tree", *TABLE, "--ref", "first"),
+    ("health", *TABLE),
+    ("health", "FOLDER/tree"),
     ("upgrade", *TABLE, "--format-version", "3", "-o", "json"),
     ("compact", "FOLDER/tree"),
     ("expire-snapshots", *TABLE, "--older-than", "2100-01-01", "--retain-last", "1"),

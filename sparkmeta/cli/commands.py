@@ -354,8 +354,8 @@ TASKS = (
     TextColumn("size", "size_in_bytes", "bytes"),
     TextColumn("files", "files_count", "count"),
     TextColumn("splits", sql.size(sql.col("tasks")), "count"),
-    TextColumn("records", sql.Sql("aggregate(tasks, 0L, (sum, task) -> sum + task.record_count)"), "count"),
-    TextColumn("deletes", sql.Sql("aggregate(tasks, 0L, (sum, task) -> sum + size(task.deletes))"), "count"),
+    TextColumn("records", sql.total(sql.col("tasks"), lambda task: task["record_count"]), "count"),
+    TextColumn("deletes", sql.total(sql.col("tasks"), lambda task: sql.size(task["deletes"])), "count"),
 )
 
 
@@ -457,17 +457,25 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
 
 def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        rows = scan.plan_files() if scan.state.sessions.given is not None else scan.planned_files()
+        rows = scan.plan_files() if _by_spark(scan) else scan.planned_files()
     row_options.print(rows, text_columns(table, PLANNED_FILES), table.location(), table.state)
 
 
 def _print_tasks(table: Table, scan: Scan, row_options: RowOptions) -> None:
-    row_options.print(scan.plan_tasks(), TASKS, table.location(), table.state)
+    with progress("Planning"):
+        tasks = scan.plan_tasks() if _by_spark(scan) else scan.planned_tasks()
+    row_options.print(tasks, TASKS, table.location(), table.state)
 
 
 def _print_task_json(_: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        print_lines(scan.plan_task_json(), row_options.limit)
+        tasks = scan.plan_task_json() if _by_spark(scan) else scan.planned_task_json()
+        print_lines(tasks, row_options.limit)
+
+
+def _by_spark(scan: Scan) -> bool:
+    """Return whether an option asks for Spark, which then makes and prints the rows."""
+    return scan.state.sessions.given is not None
 
 
 def _print_report(_: Table, scan: Scan, row_options: RowOptions) -> None:

@@ -310,13 +310,19 @@ def _text_id_type(name: str, kind: DataType) -> DataType:
     return kind
 
 
-def print_lines(rows: DataFrame, limit: int | None) -> None:
-    """Print a DataFrame of one string column, a line per row. The driver holds one partition at a time.
+def print_lines(rows: Relation, limit: int | None) -> None:
+    """Print rows of one text, a line per row. The driver holds one partition of a DataFrame at a time.
 
     Args:
         rows: The rows.
         limit: The number of rows to print. None prints all.
     """
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        for text in rows.slice(0, limit).column(0).to_pylist():
+            sys.stdout.write(f"{text}\n")
+        return
     for line in (rows if limit is None else rows.limit(limit)).toLocalIterator(prefetchPartitions=True):
         sys.stdout.write(f"{line[0]}\n")
 

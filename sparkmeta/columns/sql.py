@@ -78,6 +78,15 @@ class Sql:
     def __sub__(self, other: object) -> Sql:
         return self._with("-", other)
 
+    def __truediv__(self, other: object) -> Sql:
+        return self._with("/", other)
+
+    def __floordiv__(self, other: object) -> Sql:
+        return self._with("div", other)
+
+    def __mod__(self, other: object) -> Sql:
+        return self._with("%", other)
+
     def __and__(self, other: object) -> Sql:
         return self._with("AND", other)
 
@@ -295,6 +304,14 @@ def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
         body = join(left, right)
     text = f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})"
     return Sql(text, "aggregate", values, start, left, right, body)
+
+
+def total(values: Sql, number: Callable[[Sql], Sql]) -> Sql:
+    """Return the sum of a whole number over the elements of an array."""
+    with _Scope() as (element, added):
+        body = number(element)
+    text = f"aggregate({values.text}, 0L, ({added.text}, {element.text}) -> {added.text} + {body.text})"
+    return Sql(text, "total", values, element, body)
 
 
 def _higher(function: str, values: Sql, of_element: Callable[[Sql], Sql]) -> Sql:

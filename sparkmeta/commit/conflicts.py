@@ -16,7 +16,7 @@ from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import in_partitions, replaced_partitions
-from sparkmeta.commit.relation import first, has_rows, is_kind, matching, repeated, select, some_columns
+from sparkmeta.commit.relation import first, has_rows, is_kind, repeated, select, some_columns
 from sparkmeta.commit.removed_files import without
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
@@ -29,7 +29,7 @@ from sparkmeta.commit.search import (
     search_all,
 )
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import frame_of, names, union, where
+from sparkmeta.entries.relation import frame_of, matching, names, union, where
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.manifests.v4.root import one_of as of_kinds
@@ -191,9 +191,9 @@ def _same_paths(files: Relation, others: Relation, state: TableState) -> Relatio
         theirs = {*map(normalize, others.column("location").to_pylist())}
         paths = files.select(["location"])
         return paths.filter(pa.array([normalize(path) in theirs for path in paths[0].to_pylist()], pa.bool_()))
-    keys = frame_of(others, state).select(location_key(F.col("location")).alias("key"))
+    keys = frame_of(others, state).select(location_key(sql.col("location")).alias("key").column())
     paths = frame_of(files, state).select("location")
-    return paths.join(keys, location_key(F.col("location")) == F.col("key"), "left_semi")
+    return paths.join(keys, location_key(sql.col("location")).column() == F.col("key"), "left_semi")
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:

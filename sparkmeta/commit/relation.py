@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.entries import evaluate, relation
+from sparkmeta.entries import relation
 from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.plan.deletes.rules import partition_key
-from sparkmeta.session import materialize, selectable_frame
+from sparkmeta.session import materialize
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
@@ -59,11 +59,6 @@ def has_rows(rows: Relation) -> bool:
     return bool(len(rows) if isinstance(rows, pa.Table) else rows.select(rows.columns[0]).limit(1).collect())
 
 
-def computed(rows: Relation) -> Relation:
-    """Compute the rows once if they are a DataFrame. This runs a job."""
-    return rows if isinstance(rows, pa.Table) else materialize(rows)
-
-
 def is_kind(kind: ContentType) -> Sql:
     """Return the condition that an entry has a content type."""
     return sql.col("content_type") == int(kind)
@@ -97,31 +92,6 @@ def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation
     return relation.with_columns(rows, partition_key(state).alias(name))
 
 
-def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
-    """Return the rows whose key occurs in other rows, or with `absent` the rows whose key does not.
-
-    Args:
-        rows: the rows.
-        others: the other rows.
-        keys: path of a column -> its path in `others`. Values of the first column are never null. In further columns, a
-            null equals a null.
-        absent: whether to return the rows whose key is not in the others.
-    """
-    if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
-        other_keys = set(_values(others, keys.values()))
-        return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
-    if isinstance(rows, pa.Table):
-        rows = selectable_frame(others.sparkSession, rows)
-    other_names = [f"{_MATCHES}_{number}" for number in range(len(keys))]
-    named = select(others, dict(zip(other_names, keys.values(), strict=True)))
-    if isinstance(named, pa.Table):
-        named = F.broadcast(selectable_frame(rows.sparkSession, named))
-    is_same = F.col(next(iter(keys))) == F.col(other_names[0])
-    for path, name in list(zip(keys, other_names, strict=True))[1:]:
-        is_same &= F.col(path).eqNullSafe(F.col(name))
-    return rows.join(named, is_same, "left_anti" if absent else "left_semi")
-
-
 def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
     """Return a key that several rows have; None if there is none. For many rows, runs jobs.
 
@@ -138,7 +108,3 @@ def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
     suspected = rows.select(*names).join(suspects, F.xxhash64(*names) == F.col(_MATCHES), "left_semi")
     counted = suspected.groupBy(*names).agg(F.count("*").alias(_COUNT))
     return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
-
-
-def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
-    return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)

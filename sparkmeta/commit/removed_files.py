@@ -27,12 +27,10 @@ from sparkmeta.commit.new_files import (
 from sparkmeta.commit.next_root import FileKey
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.relation import (
-    computed,
     few,
     few_or_many,
     first,
     is_kind,
-    matching,
     nothing,
     repeated,
     some_columns,
@@ -57,7 +55,7 @@ from sparkmeta.commit.tally import KindCount, Tally, sums_by_kind, tally_of
 from sparkmeta.entries import relation
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.entries.relation import frame_of, where, with_columns
+from sparkmeta.entries.relation import computed, frame_of, matching, where, with_columns
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries

@@ -20,7 +20,7 @@ from sparkmeta.entries.arrays import live_count, with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
-from sparkmeta.session import local_frame, map_arrow, read_tasks
+from sparkmeta.session import in_tasks, local_frame, map_arrow, read_tasks, tasks_of_work
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import executor_reader, how_tasks_can
@@ -148,9 +148,16 @@ def sorted_among_tasks(
     return map_arrow(by_range, write_ranges, written)
 
 
-def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
-    """Return units of work as a DataFrame with one unit per task, or several per task if there are many."""
-    return local_frame(spark, units).repartition(min(len(units), most_tasks(spark)))
+def spread(spark: SparkSession, units: pa.Table, size: int | None = None) -> DataFrame:
+    """Return units of work as a DataFrame with one unit per task, or several per task if there are many.
+
+    Args:
+        spark: the session.
+        units: the units.
+        size: the bytes of metadata to decode. If the units are small, a task gets several.
+    """
+    tasks = len(units) if size is None else tasks_of_work(len(units), size)
+    return in_tasks(local_frame(spark, units), min(tasks, most_tasks(spark)))
 
 
 def most_tasks(spark: SparkSession) -> int:

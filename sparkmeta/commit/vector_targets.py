@@ -13,10 +13,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.relation import (
-    computed,
     first,
     is_kind,
-    matching,
     nothing,
     repeated,
     select,
@@ -46,7 +44,7 @@ from sparkmeta.commit.search import (
 from sparkmeta.commit.sorted_manifests import task_rows
 from sparkmeta.entries import evaluate
 from sparkmeta.entries.projection import MANIFEST, PARTITION
-from sparkmeta.entries.relation import beside, frame_of, where
+from sparkmeta.entries.relation import beside, computed, frame_of, matching, where
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS

@@ -18,7 +18,7 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
 from sparkmeta.data_source.changes import read_of
 from sparkmeta.data_source.options import CHANGELOG, ReadOptions, short_errors
-from sparkmeta.data_source.tables import OF_HISTORY, OF_SNAPSHOT, PLAN
+from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
 from sparkmeta.maintain.maintenance import Maintenance
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "sparkmeta_"
 # Arguments that have other names than their options. As in Iceberg's procedures, `table` is the table's name.
 _OPTIONS: Final = {"table": "path", "name": "table"}
-# What a table function can't do, and the call that does it.
-_NEED_JOBS: Final = {
-    "health": "print(table.maintenance.health())",
-}
 
 
 @dataclass(frozen=True)
@@ -90,11 +86,10 @@ def table_functions(catalogs: Catalogs) -> dict[str, type]:
         TableFunction(f"{PREFIX}table", ("table", "name"), (), catalogs),
         *(
             TableFunction(f"{PREFIX}{name}", ("table",), (("table", name),), catalogs)
-            for name in (*OF_SNAPSHOT, *OF_HISTORY, CHANGELOG)
+            for name in (*OF_SNAPSHOT, *OF_HISTORY, CHANGELOG, HEALTH)
         ),
     ]
     classes = {function.name: _class_of(function) for function in functions}
-    classes |= {f"{PREFIX}{name}": _refusing(f"{PREFIX}{name}", instead) for name, instead in _NEED_JOBS.items()}
     return classes | {f"{PREFIX}call": _calling(catalogs)}
 
 
@@ -112,20 +107,6 @@ def _class_of(function: TableFunction) -> type:
                 yield from function.rows(arguments, named)
 
     return Reads
-
-
-def _refusing(name: str, instead: str) -> type:
-    class Refuses:
-        @staticmethod
-        def analyze(*arguments: AnalyzeArgument, **named: AnalyzeArgument) -> AnalyzeResult:  # noqa: ARG004
-            raise UnsupportedError(
-                f"{name} needs jobs of Spark, which a table function can't start: {instead} in Python"
-            )
-
-        def eval(self, *arguments: Any, **named: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
-            yield ()
-
-    return Refuses
 
 
 def constant(function: str, argument: AnalyzeArgument) -> Any:

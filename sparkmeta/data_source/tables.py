@@ -57,7 +57,8 @@ OF_HISTORY: Final = (
     "snapshots", "history", "refs", "metadata_log_entries", "all_manifests", "all_files", "all_data_files",
     "all_delete_files", "all_entries",
 )  # fmt: skip
-TABLES: Final = (ROWS, PLAN, *OF_SNAPSHOT, *OF_HISTORY)
+HEALTH: Final = "health"
+TABLES: Final = (ROWS, PLAN, HEALTH, *OF_SNAPSHOT, *OF_HISTORY)
 _ENTRIES: Final = ("entries", "all_entries")
 _FILES: Final = ("files", "data_files", "delete_files", "all_files", "all_data_files", "all_delete_files")
 _ALL_CONTENTS: Final = {
@@ -149,8 +150,10 @@ def read_of(options: ReadOptions, table: Table) -> Read:
         return PlanRead(options, table)
     if options.filter is not None:
         raise InvalidArgumentError(f"filter is for {PLAN} and {ROWS}: select from table {name} with WHERE")
-    if name in OF_HISTORY and options.chooses_snapshot:
+    if name in (HEALTH, *OF_HISTORY) and options.chooses_snapshot:
         raise InvalidArgumentError(f"table {name} is of all snapshots: it takes no snapshot, ref or time")
+    if name == HEALTH:
+        return HealthRead(options, table)
     return MetadataRead(name, table, options.state(table), options.column_names)
 
 
@@ -219,6 +222,27 @@ def _row_type(name: str, state: TableState, table: Table, columns: list[str] | N
     if name in types:
         return types[name](state)
     return spark_schema(history.table_of(name, state, table.metadata_location).schema)
+
+
+class HealthRead(Read):
+    """A read of the findings of `table.maintenance.health()`."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        from sparkmeta.maintain.health import source_of  # more than other reads import
+        from sparkmeta.maintain.health_findings import FINDINGS
+
+        self.opened = Opened.of(table, table.state)
+        self.source = source_of(table)
+        self.row_type = _selected_type(spark_schema(FINDINGS), options.column_names)
+
+    def shares(self) -> list[Any]:
+        return [WHOLE]
+
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
+        from sparkmeta.maintain.health import examine
+        from sparkmeta.maintain.health_findings import HealthOptions
+
+        yield examine(self.opened.open(), HealthOptions(), self.source).findings_arrow()
 
 
 # -- Plans ------------------------------------------------------------------------------------------------------------

@@ -70,18 +70,39 @@ def grouped(rows: pa.Table, keys: Sequence[Aliased], aggregates: Sequence[Aliase
     """Return a row for each group of rows with equal keys; see `relation.grouped`."""
     scope = _Rows.of(rows)
     values = [*map(scope.array, keys)]
-    key_parts = [key_part for array in values for key_part in _parts(array)]
-    names = [str(index) for index in range(len(key_parts))]
-    rows_with_keys = pa.Table.from_arrays([*key_parts, pa.array(np.arange(len(rows)))], [*names, _ROW])
-    groups = rows_with_keys.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
-    offsets, order = compact_lists(whole(groups.column(f"{_ROW}_list")))
-    firsts = order.take(offsets.slice(0, len(offsets) - 1))
+    offsets, order = _groups(values, len(rows))
     arrays = [
         _AGGREGATES[column.operation](scope.array(column.operands[0]).take(order), offsets) for column in aggregates
     ]
+    if not keys and not len(rows):
+        arrays = [pa.nulls(1, array.type) for array in arrays]
+    firsts = order.take(offsets.slice(0, len(offsets) - 1)) if keys else None
     return pa.Table.from_arrays(
         [*(array.take(firsts) for array in values), *arrays], [column.name for column in (*keys, *aggregates)]
     )
+
+
+def _groups(values: Sequence[pa.Array], length: int) -> tuple[pa.Array, pa.Array]:
+    """Return the offsets of groups of rows with equal values, and the indices of the rows by group."""
+    if not values:
+        return pa.array([0, length], pa.int32()), pa.array(np.arange(length))
+    key_parts = [key_part for array in values for key_part in _parts(array)]
+    names = [str(index) for index in range(len(key_parts))]
+    rows_with_keys = pa.Table.from_arrays([*key_parts, pa.array(np.arange(length))], [*names, _ROW])
+    groups = rows_with_keys.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
+    return compact_lists(whole(groups.column(f"{_ROW}_list")))
+
+
+def places(values: pa.Array, others: pa.Array) -> pa.Array:
+    """Return the index of each value among others; null if it is not there. Nulls in structs are equal."""
+    if not pa.types.is_struct(values.type):
+        return pc.index_in(values, others)
+    both = pa.concat_arrays(_unified([others, values]))
+    offsets, order = _groups([both], len(both))
+    starts, lengths = offsets.to_numpy()[:-1], np.diff(offsets.to_numpy())
+    firsts = np.empty(len(both), np.int64)
+    firsts[order.to_numpy()] = np.repeat(order.to_numpy()[starts], lengths)
+    return pa.array(firsts[len(others) :], mask=firsts[len(others) :] >= len(others))
 
 
 def typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -427,6 +448,13 @@ def _lists(lengths: np.ndarray, elements: pa.Array, nulls: pa.Array) -> pa.ListA
     return pa.ListArray.from_arrays(offsets, elements, mask=nulls if pc.any(nulls).as_py() else None)
 
 
+def _total(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
+    array, parents, _, numbers = _over_elements(rows, lists, variable, body)
+    sums = np.zeros(len(array), np.int64)
+    np.add.at(sums, parents.to_numpy(), numbers.to_numpy(zero_copy_only=False))
+    return pa.array(sums, mask=array.is_null().to_numpy(zero_copy_only=False))
+
+
 def _let(rows: _Rows, value: Sql, variable: Sql, body: Sql) -> Values:
     return rows.with_variables(**{variable.text: rows.evaluate(value)}).evaluate(body)
 
@@ -461,6 +489,13 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
     nulls = reduce(pc.or_, (array.is_null() for array in arrays))
     order = pa.array(np.argsort(parents, kind="stable"))
     return _lists(np.bincount(parents, minlength=rows.length), elements.take(order), nulls)
+
+
+def _list_of(maps: pa.Array, field: str | None = None) -> pa.Array:
+    """Return the entries of maps as lists, or one of their fields."""
+    offsets, entries = compact_lists(maps)
+    values = entries if field is None else entries.field(field)
+    return pa.ListArray.from_arrays(offsets, values, mask=maps.is_null() if maps.null_count else None)
 
 
 def _value_of_key(rows: _Rows, maps: Sql, key: Sql) -> Values:
@@ -595,11 +630,14 @@ def _hex(values: pa.Array) -> pa.Array:
     return pc.if_else(binary.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
-def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], str]) -> Values:
-    """Return the text of each value, by a function of the value in its physical form: days, ticks, bytes, a Decimal."""
+def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], Any], kind: pa.DataType | None = None) -> Values:
+    """Return the text of each value, by a function of the value in its physical form: days, ticks, bytes, a Decimal.
+
+    `kind` is the type of the function's results if they are not texts.
+    """
     encoded = rows.array(values).dictionary_encode()
-    texts = [None if value is None else convert(value) for value in as_numbers(encoded.dictionary).to_pylist()]
-    return pa.array(texts, pa.string()).take(encoded.indices)
+    results = [None if value is None else convert(value) for value in as_numbers(encoded.dictionary).to_pylist()]
+    return pa.array(results, kind or pa.string()).take(encoded.indices)
 
 
 def _map_part(rows: _Rows, values: Sql, keys: Sequence[int]) -> Values:
@@ -633,7 +671,7 @@ _ESCAPES: Final = {code: f"\\u{code:04X}" for code in range(32)} | {
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 
 
-def _to_json(rows: _Rows, struct: Sql, _options: Sql) -> Values:
+def _to_json(rows: _Rows, struct: Sql, *_options: Sql) -> Values:
     """Return structs as JSON objects, without members that are null."""
     return _json(rows.array(struct))
 
@@ -712,13 +750,23 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "IN": _is_in,
     "isnan": _is_nan,
     "+": pc.add,
+    "-": pc.subtract,
+    "/": lambda left, right: pc.divide(left.cast(pa.float64()), right.cast(pa.float64())),
+    "div": pc.divide,
+    "%": lambda left, right: pc.subtract(left, pc.multiply(pc.divide(left, right), right)),
+    "log2": pc.log2,
+    "floor": pc.floor,
     "size": pc.list_value_length,
+    "length": pc.binary_length,
+    "map_keys": lambda maps: _list_of(maps, "key"),
+    "map_entries": _list_of,
     "unix_date": lambda dates: dates.cast(pa.int32()),
     "unix_micros": lambda instants: instants.cast(pa.int64()),
     "hex": _hex,
     "lower": pc.utf8_lower,
     "abs": pc.abs,
     "greatest": pc.max_element_wise,
+    "least": pc.min_element_wise,
     "xxhash64": _key,
     "uuid text": uuid_texts,
     "uuid bytes": lambda texts: uuid_bytes(texts).cast(pa.binary()),
@@ -750,6 +798,7 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "forall": _forall,
     "filter": _filter,
     "transform": _transform,
+    "total": _total,
     "let": _let,
     "aggregate": _fold,
     "concat": _concat,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,15 +11,18 @@ import pyarrow.compute as pc
 from sparkmeta.columns import sql
 from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import whole
-from sparkmeta.session import selectable_frame
+from sparkmeta.session import map_arrow, map_on_driver, materialize, selectable_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.columns.sql import Aliased, Sql
+    from sparkmeta.session import MapFunction
 
 Relation: TypeAlias = "pa.Table | DataFrame"
 Rows = TypeVar("Rows", bound="Relation")
+
+_MATCHES = "entries_with_the_key"
 
 
 class HasSession(Protocol):
@@ -69,22 +72,90 @@ def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) 
     return cast("Rows", by_key.agg(*(aggregate.column() for aggregate in aggregates)))
 
 
+def totals(rows: Relation, aggregates: Sequence[Aliased]) -> dict[str, Any]:
+    """Return aggregates of all rows by their names; see `grouped`. For many rows, runs a job."""
+    return dict(head(grouped(rows, [], aggregates), 1).to_pylist()[0])
+
+
+def exploded(rows: Rows, column: str) -> Rows:
+    """Return the structs in the lists of a column, as rows."""
+    if isinstance(rows, pa.Table):
+        return cast("Rows", pa.Table.from_struct_array(pc.list_flatten(whole(rows.column(column)))))
+    return cast("Rows", rows.selectExpr(f"explode({column}) AS {column}").select(f"{column}.*"))
+
+
+def mapped(rows: Relation, function: MapFunction, schema: pa.Schema) -> Relation:
+    """Apply a function to batches of rows, on the driver or, for a DataFrame, lazily in tasks.
+
+    Args:
+        rows: the rows.
+        function: takes batches of rows and yields batches of `schema`.
+        schema: of the result.
+    """
+    if isinstance(rows, pa.Table):
+        return map_on_driver(rows, function, schema, runs=True)
+    return map_arrow(rows, function, schema)
+
+
+def broadcast(rows: Rows) -> Rows:
+    """Return rows that Spark sends to each task when it joins them."""
+    if isinstance(rows, pa.Table):
+        return rows
+    from pyspark.sql import functions as F
+
+    return cast("Rows", F.broadcast(rows))
+
+
 def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     """Return the rows with the columns of the other row whose key is equal, or with nulls.
 
     Args:
         rows: the rows.
-        others: rows of other columns with unique keys. They are few if `rows` are.
-        left: the key of `rows`.
+        others: rows of other columns with unique keys.
+        left: the key of `rows`. If it is a struct, nulls in it are equal.
         right: the key of `others`.
     """
-    if not isinstance(rows, pa.Table):
+    if not (isinstance(rows, pa.Table) and isinstance(others, pa.Table)):
         from pyspark.sql import functions as F
 
+        if isinstance(rows, pa.Table):
+            rows = selectable_frame(others.sparkSession, rows)
+        if isinstance(others, pa.Table):
+            others = selectable_frame(rows.sparkSession, others)
         return rows.join(others, F.col(left) == F.col(right), "left")
-    assert isinstance(others, pa.Table)
-    matches = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
+    matches = others.take(evaluate.places(whole(rows.column(left)), whole(others.column(right))))
     return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
+
+
+def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
+    """Return the rows whose key is in other rows, or with `absent` the rows whose key is not.
+
+    Args:
+        rows: the rows.
+        others: the other rows.
+        keys: path of a column -> its path in `others`. Values of the first column are never null. In further columns, a
+            null equals a null.
+        absent: whether to return the rows whose key is not in the others.
+    """
+    if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
+        known = set(_values(others, keys.values()))
+        return rows.filter(pa.array([(key in known) != absent for key in _values(rows, keys)], pa.bool_()))
+    from pyspark.sql import functions as F
+
+    if isinstance(rows, pa.Table):
+        rows = selectable_frame(others.sparkSession, rows)
+    theirs = [f"{_MATCHES}_{place}" for place in range(len(keys))]
+    named = select(others, [sql.col(path).alias(name) for name, path in zip(theirs, keys.values(), strict=True)])
+    if isinstance(named, pa.Table):
+        named = F.broadcast(selectable_frame(rows.sparkSession, named))
+    same = F.col(next(iter(keys))) == F.col(theirs[0])
+    for path, name in list(zip(keys, theirs, strict=True))[1:]:
+        same &= F.col(path).eqNullSafe(F.col(name))
+    return rows.join(named, same, "left_anti" if absent else "left_semi")
+
+
+def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)
 
 
 def pairs(rows: Relation, others: Relation, key: str) -> Relation:
@@ -111,6 +182,23 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
             for column in table.column_names
         }
     )
+
+
+def computed(rows: Rows) -> Rows:
+    """Compute the rows once if they are a DataFrame. This runs a job."""
+    return cast("Rows", rows if isinstance(rows, pa.Table) else materialize(rows))
+
+
+def collected(rows: Relation) -> pa.Table:
+    """Return all rows in memory. For a DataFrame, runs a job."""
+    return rows if isinstance(rows, pa.Table) else rows.toArrow()
+
+
+def largest(rows: Relation, columns: Sequence[str], count: int) -> pa.Table:
+    """Return the first rows in descending order of columns, in memory. For a DataFrame, runs a job."""
+    if isinstance(rows, pa.Table):
+        return rows.sort_by([(name, "descending") for name in columns]).slice(0, count)
+    return rows.orderBy(*columns, ascending=False).limit(count).toArrow()
 
 
 def head(rows: Relation, count: int) -> pa.Table:

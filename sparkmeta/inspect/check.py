@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns import sql
@@ -19,7 +18,19 @@ from sparkmeta.columns.bounds import inverted, known_bounds
 from sparkmeta.entries.arrays import is_live, is_live_entry, places_where, whole, with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import whole_manifests
-from sparkmeta.entries.relation import grouped, pairs, select, where
+from sparkmeta.entries.relation import (
+    beside,
+    broadcast,
+    exploded,
+    grouped,
+    mapped,
+    matching,
+    names,
+    pairs,
+    select,
+    where,
+    with_columns,
+)
 from sparkmeta.entries.relation import union as rows_of_both
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.check_tasks import (
@@ -33,8 +44,14 @@ from sparkmeta.inspect.check_tasks import (
 )
 from sparkmeta.inspect.file_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.inspect.metadata_rows import MetadataRows
-from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
-from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES
+from sparkmeta.manifests.deletion_vectors import (
+    DV_SCHEMA,
+    checked_ordinals,
+    checked_ordinals_table,
+    dv_row,
+    few_masks,
+)
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
 from sparkmeta.manifests.reader import root_location
 from sparkmeta.manifests.v4.layout import stats_of_fields
 from sparkmeta.manifests.v4.root import (
@@ -46,7 +63,7 @@ from sparkmeta.manifests.v4.root import (
     read_unchecked_root,
     version,
 )
-from sparkmeta.manifests.v4.spark import read_rows
+from sparkmeta.manifests.v4.spark import entry_columns, narrowed_rows
 from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests
 from sparkmeta.plan.deletes.rules import SEQUENCE, partition_key
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
@@ -54,9 +71,7 @@ from sparkmeta.spec.entry import BOUNDS, ContentType, Status
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
@@ -66,11 +81,14 @@ if TYPE_CHECKING:
 
 ENTRY_COLUMNS = ("content_type", "location", "version_info", "deletion_vector", "referenced_file", "partition_spec_id")
 UNBOUND, IS_MASKED = "_unbound", "_masked"
+_DATA, _POSITION = int(ContentType.DATA), int(ContentType.POSITION_DELETES)
+_EQUALITY = int(ContentType.EQUALITY_DELETES)
+_LEAF, _PLACE, _MASKED_PLACE = "_leaf", "_place", "_masked_place"
 COUNTED = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
 
 _LEAF_SCHEMA = pa.schema(
     [
-        pa.field(MANIFEST, pa.int32()),
+        pa.field(_LEAF, pa.int32()),
         pa.field("path", pa.string()),
         pa.field("kind", pa.int32()),
         pa.field("status", pa.int32()),
@@ -131,22 +149,39 @@ class CheckedTree:
         assert self.state.tree is not None
         return self.state.tree
 
-    # -- in Spark ---------------------------------------------------------------------------------------------------
+    # -- entries ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _is_small(self) -> bool:
-        return self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES)
-
-    def together(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of a small tree in one partition, which Spark groups and joins without a shuffle."""
-        return rows.coalesce(1) if self._is_small else rows
+    def parent(self) -> TableState | None:
+        """The table at the parent snapshot, which is empty for the first one; None if the parent has expired."""
+        state = self.state
+        assert state.snapshot is not None
+        parent_id = state.snapshot.parent_snapshot_id
+        snapshot = None if parent_id is None else state.metadata.snapshot_by_id(parent_id)
+        return None if snapshot is None and parent_id is not None else state.at(snapshot)
 
     @cached_property
-    def leaves(self) -> DataFrame:
+    def on_driver(self) -> bool:
+        """Whether the driver reads all entries: if those of the parent snapshot are few too."""
+        if not self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES):
+            return False
+        if not few_masks(self.masks, self.state.access):
+            return False
+        before = self.parent
+        if before is None or before.snapshot is None:
+            return True
+        return before.reader.driver_reads(before.manifests, before.projection(ENTRY_COLUMNS), MOST_WIDE_ENTRIES)
+
+    def given(self, rows: pa.Table) -> Relation:
+        """Return rows on the driver where the entries are."""
+        return rows if self.on_driver else local_frame(self.state.spark, rows)
+
+    @cached_property
+    def leaves(self) -> Relation:
         """The root's entries for the live leaves, as `_LEAF_SCHEMA`."""
         stats = self.manifests.column("manifest_stats")
         columns: dict[str, Any] = {
-            MANIFEST: self.manifests.column(MANIFEST),
+            _LEAF: self.manifests.column(MANIFEST),
             "path": self.manifests.column("location"),
             "kind": self.manifests.column("content_type"),
             "status": version(self.manifests, "status"),
@@ -156,7 +191,11 @@ class CheckedTree:
             **{name: pc.struct_field(stats, f"{name}_files_count") for name in COUNTED.values()},
         }
         arrays = [columns[field.name].cast(field.type) for field in _LEAF_SCHEMA]
-        return local_frame(self.state.spark, pa.Table.from_arrays(arrays, schema=_LEAF_SCHEMA))
+        return self.given(pa.Table.from_arrays(arrays, schema=_LEAF_SCHEMA))
+
+    def with_leaves(self, rows: Relation) -> Relation:
+        """Return rows with a `manifest`, with the columns of `leaves`."""
+        return beside(rows, broadcast(self.leaves), MANIFEST, _LEAF)
 
     @cached_property
     def bound_types(self) -> dict[int, str]:
@@ -164,7 +203,16 @@ class CheckedTree:
         ids = {source for fields in self.state.types.tuple_sources.values() for _, source in fields}
         return {field_id: self.state.types.stats_types[field_id] for field_id in sorted(ids)}
 
-    def physical_entries(self, manifests: pa.Table) -> DataFrame:
+    def physical(self, manifests: pa.Table, projection: EntryProjection) -> Sequence[Relation]:
+        """Return every physical entry of leaves."""
+        if not len(manifests):
+            return []
+        reader = self.state.reader
+        if self.on_driver:
+            return [reader.physical_table(manifests, projection)]
+        return reader.physical_frames(manifests, projection)
+
+    def physical_entries(self, manifests: pa.Table) -> Relation:
         """Return every physical entry of leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
 
         UNBOUND is the id of the first stats of a partition value that the entry lacks.
@@ -174,77 +222,88 @@ class CheckedTree:
             (manifests.filter(of_tree), self.bound_types),
             (manifests.filter(pc.invert(of_tree)), {}),
         ]
-        frames = [
-            self._narrow(frame, projection)
+        parts = [
+            self._narrow(rows, projection)
             for leaves, stats in layouts
-            if len(leaves)
             for projection in [EntryProjection.of(ENTRY_COLUMNS, None, stats)]
-            for frame in self.state.reader.physical_frames(leaves, projection)
+            for rows in self.physical(leaves, projection)
         ]
-        return self.together(union(frames)) if frames else self.root_entries(FILES).where("false")
+        return self.union(parts) if parts else where(self.root_entries(FILES), sql.lit(False))
 
-    def root_entries(self, kinds: Collection[ContentType]) -> DataFrame:
+    def root_entries(self, kinds: Collection[ContentType]) -> Relation:
         """Return the files of the root itself with the columns of `physical_entries`, without a manifest."""
-        projection = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types)
+        projection, tuples = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types), self.state.types.tuple_sources
         files = self.root.of(kinds, live=False)
-        rows = files.append_column(MANIFEST, pa.nulls(len(files), pa.int32()))
-        frame = read_rows(self.state.spark, rows, projection, self.state.types.tuple_sources)
-        return self.together(self._narrow(frame, projection))
+        rows = narrowed_rows(files, projection, tuples).append_column(MANIFEST, pa.nulls(len(files), pa.int32()))
+        rows = rows.append_column(ORDINAL, files.column(ORDINAL))
+        return self._narrow(select(self.given(rows), entry_columns(projection, tuples, None)), projection)
 
-    def _narrow(self, frame: DataFrame, projection: EntryProjection) -> DataFrame:
-        unbound = self._unbound() if projection.stats else F.lit(None).cast("int")
-        return frame.select(*ENTRY_COLUMNS, MANIFEST, ORDINAL, unbound.alias(UNBOUND))
+    def _narrow(self, rows: Relation, projection: EntryProjection) -> Relation:
+        unbound = self._unbound() if projection.stats else sql.lit(None).cast("int")
+        return select(rows, [*map(_named, (*ENTRY_COLUMNS, MANIFEST, ORDINAL)), unbound.alias(UNBOUND)])
 
-    def _unbound(self) -> Column:
+    def _unbound(self) -> Sql:
         """Return the id of the spec's first stats that are missing, or have an upper bound but no lower one."""
-        cases = []
+        cases: list[Sql] = []
         for spec_id, fields in self.state.types.tuple_sources.items():
             for _, source in fields:
-                stats = F.col(f"{CONTENT_STATS}.`{source}`")
-                lacks = stats.isNull() | (stats.lower_bound.isNull() & stats.upper_bound.isNotNull())
-                cases.append(F.when((F.col("partition_spec_id") == spec_id) & lacks, source))
-        return F.coalesce(*cases).cast("int")
+                stats = sql.col(f"{CONTENT_STATS}.`{source}`")
+                lacks = stats.isNull() | (stats["lower_bound"].isNull() & stats["upper_bound"].isNotNull())
+                cases += [(sql.col("partition_spec_id") == spec_id) & lacks, sql.lit(source)]
+        return sql.Case(*cases)
 
     @cached_property
-    def leaf_files(self) -> DataFrame:
+    def leaf_files(self) -> Relation:
         """Every physical entry of the live leaves."""
         return self.physical_entries(self.manifests)
 
     @cached_property
-    def ordinals(self) -> DataFrame:
+    def ordinals(self) -> Relation:
         """The ordinals that are masked, and the problems of masks, as `CHECKED_SCHEMA`."""
-        return self.together(checked_ordinals(self.state.spark, self.masks, self.state.access.tasks))
+        access = self.state.access
+        if self.on_driver:
+            return checked_ordinals_table(self.masks, access.driver)
+        return checked_ordinals(self.state.spark, self.masks, access.tasks)
 
     @cached_property
-    def masked_ordinals(self) -> DataFrame:
-        return self.ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
+    def masked_ordinals(self) -> Relation:
+        """The entries that are masked: rows of `MANIFEST` and `ORDINAL`."""
+        return where(self.ordinals, sql.col("problem").isNull())
 
     @cached_property
-    def marked(self) -> DataFrame:
+    def marked(self) -> Relation:
         """The entries of leaves with `IS_MASKED`."""
         if not len(self.masks):
-            return self.leaf_files.withColumn(IS_MASKED, F.lit(False))
-        masked = self.masked_ordinals.withColumn(IS_MASKED, F.lit(True))
-        marked = self.leaf_files.join(masked, [MANIFEST, ORDINAL], "left")
-        return marked.withColumn(IS_MASKED, F.coalesce(IS_MASKED, F.lit(False)))
+            return with_columns(self.leaf_files, sql.lit(False).alias(IS_MASKED))
+        place = sql.struct(_named(MANIFEST), _named(ORDINAL))
+        masked = grouped(self.masked_ordinals, [place.alias(_MASKED_PLACE)], [_COUNT])
+        marked = beside(with_columns(self.leaf_files, place.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
+        is_masked = sql.col(_MASKED_PLACE).isNotNull().alias(IS_MASKED)
+        return select(marked, [*map(_named, names(self.leaf_files)), is_masked])
 
     @cached_property
-    def live(self) -> DataFrame:
+    def live(self) -> Relation:
         """The live files, as readers see them."""
-        in_leaves = self.marked.where(is_live_entry().column() & ~F.col(IS_MASKED)).drop(IS_MASKED)
-        return self.together(in_leaves.unionByName(self.root_entries(FILES).where(is_live_entry().text)))
+        in_leaves = where(self.marked, _is_unmasked())
+        return self.union([in_leaves, where(self.root_entries(FILES), is_live_entry())])
+
+    def union(self, parts: Iterable[Relation]) -> Relation:
+        """Return the rows of all parts."""
+        return reduce(lambda left, right: rows_of_both(left, right, self.state), parts)
 
 
-def union(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return all rows of frames with the same columns."""
-    return reduce(lambda left, right: left.unionByName(right), frames)
+def _is_unmasked() -> Sql:
+    return is_live_entry() & ~sql.col(IS_MASKED)
+
+
+def _named(column: str) -> Aliased:
+    return sql.col(column).alias(column)
 
 
 # -- Check a manifest list --------------------------------------------------------------------------------------------
 
 
-_VECTOR_OFFSET = "_offset"
-_POSITION_DELETES, _DATA_FILES = int(ContentType.POSITION_DELETES), int(ContentType.DATA)
+_OFFSET = "_offset"
 
 
 def check_list(state: TableState) -> Relation:
@@ -264,7 +323,7 @@ def check_list(state: TableState) -> Relation:
         checks = ManifestChecks(reader, projection, types.column_types, types.locations, version)
         parts.append(_checked(state, checks.violations, VIOLATIONS, on_driver))
         live = where(_checked(state, checks.files, projection.schema, on_driver), is_live_entry())
-        parts += [*_listed_files_twice(live), *_contradictory_vectors(state, live)]
+        parts += [*_listed_twice("one-entry-per-file", live), *_contradictory_vectors(state, live)]
     return reduce(lambda left, right: rows_of_both(left, right, state), parts)
 
 
@@ -348,22 +407,25 @@ _COUNT = sql.call("sum", sql.lit(1).cast("bigint")).alias("count")
 _SEVERAL = sql.col("count") > 1
 
 
-def _listed_files_twice(live: Relation) -> Iterator[Relation]:
-    offset = sql.coalesce(sql.col("deletion_vector.offset"), sql.lit(-1).cast("bigint")).alias(_VECTOR_OFFSET)
+def _listed_twice(rule: str, live: Relation) -> Iterator[Relation]:
+    offset = sql.coalesce(sql.col("deletion_vector.offset"), sql.lit(-1).cast("bigint")).alias(_OFFSET)
     twice = where(grouped(live, [_named("location"), offset], [_COUNT]), _SEVERAL)
-    yield _broken("one-entry-per-file", twice, "location", "count", "the file has several live entries")
+    yield _broken(rule, twice, "location", "count", "the file has several live entries")
+
+
+def _several_vectors(rule: str, dvs: Relation) -> Relation:
+    several = where(grouped(dvs, [_named("referenced_file")], [_COUNT]), _SEVERAL)
+    return _broken(rule, several, "referenced_file", "count", "the data file has several live deletion vectors")
 
 
 def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relation]:
     """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
     sequence, key = sql.col(SEQUENCE), partition_key(state)
-    is_dv = (sql.col("content_type") == _POSITION_DELETES) & (sql.col("file_format") == "PUFFIN")
+    is_dv = (sql.col("content_type") == _POSITION) & (sql.col("file_format") == "PUFFIN")
     dvs = where(live, is_dv)
-    several = where(grouped(dvs, [_named("referenced_file")], [_COUNT]), _SEVERAL)
-    problem = "the data file has several live deletion vectors"
-    yield _broken("one-vector-per-file", several, "referenced_file", "count", problem)
+    yield _several_vectors("one-vector-per-file", dvs)
     of_data = [sql.col("location").alias("file"), sequence.alias("data_sequence"), key.alias("data_key")]
-    data = select(where(live, sql.col("content_type") == _DATA_FILES), of_data)
+    data = select(where(live, sql.col("content_type") == _DATA), of_data)
     of_dv = [sql.col("referenced_file").alias("file"), _named("location"), sequence.alias("sequence"), key.alias("key")]
     both = pairs(select(dvs, of_dv), data, "file")
     older = where(both, sql.col("sequence") < sql.col("data_sequence"))
@@ -373,27 +435,21 @@ def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relati
     yield _broken("vector-target", foreign, "location", "file", problem)
 
 
-def _named(column: str) -> Aliased:
-    return sql.col(column).alias(column)
-
-
-def _broken(rule: str, rows: Relation, location: str, value: str, problem: str) -> Relation:
-    values = (sql.lit(rule), sql.col(location), sql.col(value).cast("string"), sql.lit(problem))
+def _broken(rule: str, rows: Relation, location: str, value: str | Sql, problem: str | Sql) -> Relation:
+    of_value = sql.col(value) if isinstance(value, str) else value
+    text = sql.lit(problem) if isinstance(problem, str) else problem
+    values = (sql.lit(rule), sql.col(location), of_value.cast("string"), text)
     return select(rows, [each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)])
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
 # There are three tables of rules. The driver evaluates the rules of the root, one pass over the leaves the rules of
-# entries, and a separate query each rule of the tree.
+# entries, and a separate query each rule of the tree. For few entries, the driver evaluates all queries.
 
 
-_LEAF, _OFFSET = "_leaf", "_offset"
 _MATRIX = (*ENTRY_COLUMNS, "file_format", "record_count", "file_size_in_bytes", "manifest_stats", "equality_ids")
 # Sequence numbers of entries in leaves have a separate rule: only ADDED entries may lack them.
 _INHERITED = ("version_info.sequence_number", "version_info.file_sequence_number")
-
-_DATA, _POSITION = int(ContentType.DATA), int(ContentType.POSITION_DELETES)
-_EQUALITY = int(ContentType.EQUALITY_DELETES)
 
 
 def violations(state: TableState) -> MetadataRows:
@@ -431,38 +487,33 @@ def _found(state: TableState) -> Relation:
     return _violations(CheckedTree(replace(state, root=root), root))
 
 
-def _violations(tree: CheckedTree) -> DataFrame:
+def _violations(tree: CheckedTree) -> Relation:
     of_root = [violation(rule, broken) for rule, find in ROOT_RULES for broken in find(tree)]
-    frames = [local_frame(tree.state.spark, pa.Table.from_pylist(of_root, schema=VIOLATIONS))]
-    frames += _entry_violations(tree)
-    for rule, query in TREE_RULES:
-        named = F.lit(rule).alias("rule")
-        frames += [
-            broken.select(named, *(F.col(name).cast("string") for name in _BROKEN_COLUMNS)) for broken in query(tree)
-        ]
-    return union(frames)
+    parts: list[Relation] = [pa.Table.from_pylist(of_root, schema=VIOLATIONS), *_entry_violations(tree)]
+    parts += [broken for rule, query in TREE_RULES for broken in query(tree, rule)]
+    return tree.union(parts)
 
 
-def _entry_violations(tree: CheckedTree) -> Iterator[DataFrame]:
+def _entry_violations(tree: CheckedTree) -> Iterator[Relation]:
     """Evaluate `ENTRY_RULES` in one pass over the leaves, and for the root's own files only the rule about bounds."""
     if len(tree.manifests):
-        in_leaves = tree.marked.join(F.broadcast(tree.leaves), MANIFEST)
-        yield _exploded(in_leaves, [_struct(rule, make()) for rule, make in ENTRY_RULES])
+        yield _broken_entries(tree.with_leaves(tree.marked), dict(ENTRY_RULES))
     if tree.bound_types:
-        in_root = tree.root_entries(FILES).withColumn("path", F.lit(tree.root.location))
-        yield _exploded(in_root, [_struct("partition-bound", _unbound_entry())])
+        in_root = with_columns(tree.root_entries(FILES), sql.lit(tree.root.location).alias("path"))
+        yield _broken_entries(in_root, {"partition-bound": _unbound_entry})
 
 
-def _exploded(entries: DataFrame, violations: list[Column]) -> DataFrame:
-    violation = F.explode(F.array_compact(F.array(*violations))).alias("violation")
-    return entries.select(violation).select("violation.*")
+def _broken_entries(entries: Relation, rules: Mapping[str, Callable[[], EntryRule]]) -> Relation:
+    found = [_struct(rule, make()) for rule, make in rules.items()]
+    violations = sql.filter(sql.array(*found), lambda violation: violation.isNotNull())
+    return exploded(select(entries, [violations.alias("violation")]), "violation")
 
 
-def _struct(rule: str, broken: EntryRule) -> Column:
+def _struct(rule: str, broken: EntryRule) -> Sql:
     """Return the violation of a rule as a struct of `VIOLATIONS`; null for valid entries."""
-    values = (F.lit(rule), F.col("path"), broken.value.cast("string"), F.lit(broken.problem))
+    values = (sql.lit(rule), sql.col("path"), broken.value.cast("string"), sql.lit(broken.problem))
     columns = [value.alias(name) for value, name in zip(values, VIOLATIONS.names, strict=True)]
-    return F.when(broken.condition, F.struct(*columns))
+    return sql.when(broken.condition, sql.struct(*columns))
 
 
 # -- Rules of the root, on the driver ---------------------------------------------------------------------------------
@@ -553,43 +604,43 @@ ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = 
 class EntryRule(NamedTuple):
     """The condition under which an entry breaks a rule, and the value that breaks it."""
 
-    condition: Column
-    value: Column
+    condition: Sql
+    value: Sql
     problem: str
 
 
 def _misplaced_entry() -> EntryRule:
-    kind, of_data = F.col("content_type"), F.col("kind") == int(ContentType.DATA_MANIFEST)
-    condition = F.when(of_data, kind != _DATA).otherwise(~kind.isin(_POSITION, _EQUALITY))
+    kind, of_data = sql.col("content_type"), sql.col("kind") == int(ContentType.DATA_MANIFEST)
+    condition = sql.when(of_data, kind != _DATA).otherwise(~kind.isin((_POSITION, _EQUALITY)))
     return EntryRule(condition, kind, "a manifest of the root's kind holds no such entry")
 
 
 def _unnumbered_entry() -> EntryRule:
-    missing = F.col("version_info.sequence_number").isNull() | F.col("version_info.file_sequence_number").isNull()
-    condition = (F.col("version_info.status") != int(Status.ADDED)) & missing
-    return EntryRule(condition, F.col("location"), "only ADDED entries inherit sequence numbers")
+    missing = sql.col("version_info.sequence_number").isNull() | sql.col("version_info.file_sequence_number").isNull()
+    condition = (sql.col("version_info.status") != int(Status.ADDED)) & missing
+    return EntryRule(condition, sql.col("location"), "only ADDED entries inherit sequence numbers")
 
 
 def _older_entry() -> EntryRule:
-    status = F.col("version_info.status")
-    is_added = F.col("tree_layout") & (F.col("status") == int(Status.ADDED))
+    status = sql.col("version_info.status")
+    is_added = sql.col("tree_layout") & (sql.col("status") == int(Status.ADDED))
     problem = "a manifest that the snapshot added holds an entry that is older"
     return EntryRule(is_added & (status != int(Status.ADDED)), status, problem)
 
 
 def _masked_deleted_entry() -> EntryRule:
-    condition = F.col(IS_MASKED) & (F.col("version_info.status") == int(Status.DELETED))
-    return EntryRule(condition, F.col(ORDINAL), "a DELETED entry is masked")
+    condition = sql.col(IS_MASKED) & (sql.col("version_info.status") == int(Status.DELETED))
+    return EntryRule(condition, sql.col(ORDINAL), "a DELETED entry is masked")
 
 
 def _affiliated_equality_delete() -> EntryRule:
-    condition = F.col("owner").isNotNull() & (F.col("content_type") == _EQUALITY)
-    return EntryRule(condition, F.col("location"), "equality deletes reach beyond one data manifest")
+    condition = sql.col("owner").isNotNull() & (sql.col("content_type") == _EQUALITY)
+    return EntryRule(condition, sql.col("location"), "equality deletes reach beyond one data manifest")
 
 
 def _unbound_entry() -> EntryRule:
-    value = F.concat(F.lit("content_stats."), F.col(UNBOUND), F.lit(" of "), F.col("location"))
-    return EntryRule(is_live_entry().column() & F.col(UNBOUND).isNotNull(), value, _NO_BOUND)
+    value = sql.concat("content_stats.", sql.col(UNBOUND), " of ", sql.col("location"))
+    return EntryRule(is_live_entry() & sql.col(UNBOUND).isNotNull(), value, _NO_BOUND)
 
 
 ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
@@ -604,132 +655,115 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 
 # -- Rules of the tree, each a query ----------------------------------------------------------------------------------
 
-_BROKEN_COLUMNS = ("location", "value", "problem")
 
-
-def _broken_rows(broken: DataFrame, location: str, value: Column | str, problem: Column | str) -> DataFrame:
-    text = F.lit(problem) if isinstance(problem, str) else problem
-    of_value = F.col(value) if isinstance(value, str) else value
-    return broken.select(F.col(location).alias("location"), of_value.alias("value"), text.alias("problem"))
-
-
-def _miscounted_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
+def _miscounted_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     if not len(tree.manifests):
         return
-    status = F.col("version_info.status")
-    sums = [F.count(F.when(status == int(value), 1)).alias(f"counted_{name}") for value, name in COUNTED.items()]
-    counted = tree.leaf_files.groupBy(MANIFEST).agg(*sums, F.count("*").alias("counted_records"))
-    compared = tree.leaves.join(counted, MANIFEST, "left")
-    names = ("records", *COUNTED.values())
-    differs = reduce(or_, (F.coalesce(f"counted_{name}", F.lit(0)) != F.col(name) for name in names))
-    in_root, in_leaf = (
-        F.to_json(F.struct(*(F.coalesce(f"{prefix}{name}", F.lit(0)).alias(name) for name in names)))
-        for prefix in ("", "counted_")
+    status = sql.col("version_info.status")
+    counts = {name: sql.when(status == int(value), 1).otherwise(0) for value, name in COUNTED.items()}
+    sums = [sql.call("sum", count).alias(f"counted_{name}") for name, count in counts.items()]
+    counted = grouped(
+        tree.leaf_files, [sql.col(MANIFEST).alias(_PLACE)], [sql.call("sum", 1).alias("counted_records"), *sums]
     )
-    yield _broken_rows(
-        compared.where(differs), "path", in_root, F.concat(F.lit("the manifest's entries are "), in_leaf)
-    )
+    compared = beside(tree.leaves, counted, _LEAF, _PLACE)
+
+    def found(prefix: str) -> list[Aliased]:
+        return [sql.coalesce(sql.col(f"{prefix}{name}"), 0).alias(name) for name in ("records", *COUNTED.values())]
+
+    differs = reduce(or_, (left != right for left, right in zip(found(""), found("counted_"), strict=True)))
+    in_root, in_leaf = (sql.call("to_json", sql.struct(*found(prefix))) for prefix in ("", "counted_"))
+    problem = sql.concat("the manifest's entries are ", in_leaf)
+    yield _broken(rule, where(compared, differs), "path", in_root, problem)
 
 
-def _unreadable_masks(tree: CheckedTree) -> Iterator[DataFrame]:
-    yield from _broken_masks(tree, ~F.col("problem").startswith(f"{ORDINAL}:"))
+def _unreadable_masks(tree: CheckedTree, rule: str) -> Iterator[Relation]:
+    yield from _broken_masks(tree, rule, ~sql.col("problem").startswith(f"{ORDINAL}:"))
 
 
-def _ordinals_out_of_range(tree: CheckedTree) -> Iterator[DataFrame]:
-    yield from _broken_masks(tree, F.col("problem").startswith(f"{ORDINAL}:"))
+def _ordinals_out_of_range(tree: CheckedTree, rule: str) -> Iterator[Relation]:
+    yield from _broken_masks(tree, rule, sql.col("problem").startswith(f"{ORDINAL}:"))
 
 
-def _broken_masks(tree: CheckedTree, condition: Column) -> Iterator[DataFrame]:
+def _broken_masks(tree: CheckedTree, rule: str, condition: Sql) -> Iterator[Relation]:
     if len(tree.masks):
-        broken = tree.ordinals.where(F.col("problem").isNotNull() & condition)
-        yield _broken_rows(broken.join(F.broadcast(tree.leaves), MANIFEST), "path", "value", F.col("problem"))
+        broken = where(tree.ordinals, sql.col("problem").isNotNull() & condition)
+        yield _broken(rule, tree.with_leaves(broken), "path", "value", sql.col("problem"))
 
 
-def _files_listed_twice(tree: CheckedTree) -> Iterator[DataFrame]:
-    twice = tree.live.groupBy("location", _offset()).count().where("count > 1")
-    yield _broken_rows(twice, "location", "count", "the file has several live entries")
+def _files_listed_twice(tree: CheckedTree, rule: str) -> Iterator[Relation]:
+    return _listed_twice(rule, tree.live)
 
 
-def _files_with_several_dvs(tree: CheckedTree) -> Iterator[DataFrame]:
-    if not len(tree.root.of([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST])):
-        return
-    dvs = tree.live.where(F.col("content_type") == _POSITION).where(F.col("deletion_vector.offset").isNotNull())
-    several = dvs.groupBy("referenced_file").count().where("count > 1")
-    yield _broken_rows(several, "referenced_file", "count", "the data file has several live deletion vectors")
+def _files_with_several_dvs(tree: CheckedTree, rule: str) -> Iterator[Relation]:
+    if len(tree.root.of([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST])):
+        is_vector = (sql.col("content_type") == _POSITION) & sql.col("deletion_vector.offset").isNotNull()
+        yield _several_vectors(rule, where(tree.live, is_vector))
 
 
-def _dvs_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
+def _dvs_of_other_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     """Find live deletion vectors in affiliated leaves whose data file is not in the data leaf, or is live elsewhere.
 
     Plans match them only with files of that data leaf.
     """
     if not pc.any(tree.manifests.column("referenced_file").is_valid()).as_py():
         return
-    owners = F.broadcast(tree.leaves.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
-    is_unmasked = is_live_entry().column() & ~F.col(IS_MASKED)
-    dvs = tree.marked.where(is_unmasked & (F.col("content_type") == _POSITION))
-    affiliated = dvs.join(F.broadcast(tree.leaves.drop("status", "kind")), MANIFEST).join(owners, "owner")
-    file, key = F.col("location").alias("referenced_file"), [_LEAF, "referenced_file"]
-    files = tree.marked.where(F.col("content_type") == _DATA)
-    in_leaf, live_in_leaf = (
-        frame.select(F.col(MANIFEST).alias(_LEAF), file) for frame in (files, files.where(is_unmasked))
-    )
-    lost = affiliated.join(in_leaf, key, "left_anti")
-    problem = "the deletion vector's data file is not in the affiliated manifest "
-    yield _broken_rows(lost, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
-    live = tree.live.where(F.col("content_type") == _DATA).select(file)
-    moved = affiliated.join(in_leaf, key, "left_semi").join(live_in_leaf, key, "left_anti")
-    moved = moved.join(live, "referenced_file", "left_semi")
-    problem = "the deletion vector's data file is live in another manifest than "
-    yield _broken_rows(moved, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
+    kind = sql.col("content_type")
+    in_leaves = tree.with_leaves(where(tree.marked, _is_unmasked() & (kind == _POSITION)))
+    dvs = select(in_leaves, [*map(_named, ("path", "referenced_file", "owner"))])
+    owners = select(tree.leaves, [sql.col(_LEAF).alias(MANIFEST), sql.col("path").alias(_LEAF)])
+    affiliated = where(beside(dvs, broadcast(owners), "owner", _LEAF), sql.col(MANIFEST).isNotNull())
+    files, file = where(tree.marked, kind == _DATA), {"referenced_file": "location"}
+    in_leaf = {MANIFEST: MANIFEST, **file}
+    problem = sql.concat("the deletion vector's data file is not in the affiliated manifest ", sql.col("owner"))
+    yield _broken(rule, matching(affiliated, files, in_leaf, absent=True), "path", "referenced_file", problem)
+    moved = matching(affiliated, files, in_leaf)
+    moved = matching(moved, where(files, _is_unmasked()), in_leaf, absent=True)
+    moved = matching(moved, where(tree.live, kind == _DATA), file)
+    problem = sql.concat("the deletion vector's data file is live in another manifest than ", sql.col("owner"))
+    yield _broken(rule, moved, "path", "referenced_file", problem)
 
 
-def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
+def _entries_carried_from_nowhere(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     """Find EXISTING entries of new leaves and of the root that were not live in the parent snapshot.
 
     Nothing is checked if the parent has expired.
     """
-    state, status = tree.state, F.col("version_info.status")
-    assert state.snapshot is not None
-    parent_id = state.snapshot.parent_snapshot_id
-    parent = None if parent_id is None else state.metadata.snapshot_by_id(parent_id)
-    if parent_id is not None and parent is None:
+    before = tree.parent
+    if before is None:
         return
-    before = state.at(parent)
-    known = set() if parent is None else set(before.manifests.column("location").to_pylist())
+    known = set(before.manifests.column("location").to_pylist())
     is_new = pa.array([location not in known for location in tree.manifests.column("location").to_pylist()], pa.bool_())
     is_existing = pc.equal(version(tree.manifests, "status"), int(Status.EXISTING))
     leaves = tree.manifests.filter(pc.and_(is_existing, is_new))
-    carried = tree.root_entries(FILES).where(status == int(Status.EXISTING))
+    carried = where(tree.root_entries(FILES), sql.col("version_info.status") == int(Status.EXISTING))
     if len(leaves):
-        in_leaves = tree.physical_entries(leaves).where(is_live_entry().text)
+        in_leaves = where(tree.physical_entries(leaves), is_live_entry())
         if len(tree.masks):
-            in_leaves = in_leaves.join(tree.masked_ordinals, [MANIFEST, ORDINAL], "left_anti")
-        carried = carried.unionByName(in_leaves)
+            in_leaves = matching(in_leaves, tree.masked_ordinals, {MANIFEST: MANIFEST, ORDINAL: ORDINAL}, absent=True)
+        carried = tree.union([carried, in_leaves])
     elif not pc.any(pc.equal(version(tree.root.of(FILES), "status"), int(Status.EXISTING))).as_py():
         return
-    keys = [F.col("content_type"), F.col("location"), _offset()]
-    unknown = carried.select(*keys)
-    if parent is not None:
-        entries = before.live_entries(before.manifests, before.projection(ENTRY_COLUMNS))
-        unknown = unknown.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
+    if before.snapshot is not None:
+        parts = before.manifests, before.projection(ENTRY_COLUMNS)
+        read = before.relation(*parts, Placement.DRIVER) if tree.on_driver else before.entries(*parts)
+        entries = where(read, is_live_entry())
+        keys = ("content_type", "location", "deletion_vector.offset")
+        carried = matching(carried, entries, dict(zip(keys, keys, strict=True)), absent=True)
     problem = "the file is carried over as EXISTING, and was not live in the parent snapshot"
-    yield _broken_rows(unknown, "location", "content_type", problem)
+    yield _broken(rule, carried, "location", "content_type", problem)
 
 
-def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
+def _entries_with_broken_fields(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     """Find entries that break the field matrix (semantics 18.4), in leaves with the layout of trees."""
     leaves = tree.manifests.filter(tree.tree.has_tree_layout(tree.manifests))
-    if not len(leaves):
-        return
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
-    fields = partial(_broken_fields, paths, frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields))
-    for frame in tree.state.reader.physical_frames(leaves, EntryProjection.of(_MATRIX)):
-        yield map_arrow(tree.together(frame), fields, VIOLATIONS)
+    specs, columns = frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields)
+    for entries in tree.physical(leaves, EntryProjection.of(_MATRIX)):
+        yield mapped(entries, partial(_broken_fields, rule, paths, specs, columns), VIOLATIONS)
 
 
 def _broken_fields(
-    paths: dict[int, str], specs: frozenset[int], columns: frozenset[int], batches: Iterable[pa.RecordBatch]
+    rule: str, paths: dict[int, str], specs: frozenset[int], columns: frozenset[int], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
@@ -738,41 +772,32 @@ def _broken_fields(
             if broken.field not in _INHERITED:
                 path = paths[table.column(MANIFEST)[broken.row].as_py()]
                 problem = f"ordinal {table.column(ORDINAL)[broken.row].as_py()}: {broken.problem}"
-                violations.append(violation("entry-fields", Broken(path, broken.field, broken.value, problem)))
+                violations.append(violation(rule, Broken(path, broken.field, broken.value, problem)))
         yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
 
-def _entries_with_inverted_bounds(tree: CheckedTree) -> Iterator[DataFrame]:
+def _entries_with_inverted_bounds(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     """Find inverted bounds of entries in leaves."""
-    if not len(tree.manifests):
-        return
-    types = tree.state.types.stats_types
-    paths = dict(
-        zip(tree.manifests.column(MANIFEST).to_pylist(), tree.manifests.column("location").to_pylist(), strict=True)
-    )
+    types, leaves = tree.state.types.stats_types, tree.manifests
+    paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
     projection = replace(EntryProjection.of(("location",), None, types), as_written=True)
-    for frame in tree.state.reader.physical_frames(tree.manifests, projection):
-        yield map_arrow(tree.together(frame), partial(_inverted_bounds, paths, types), VIOLATIONS)
+    for entries in tree.physical(leaves, projection):
+        yield mapped(entries, partial(_inverted_bounds, rule, paths, types), VIOLATIONS)
 
 
 def _inverted_bounds(
-    paths: dict[int, str], types: Mapping[int, str], batches: Iterable[pa.RecordBatch]
+    rule: str, paths: dict[int, str], types: Mapping[int, str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for raw in batches:
         entries = pa.Table.from_batches([with_plain_types(raw)])
         violations = []
         for row, field, value, problem in _inverted(entries, types):
             path, file = paths[entries.column(MANIFEST)[row].as_py()], entries.column("location")[row].as_py()
-            violations.append(violation("bounds-order", Broken(path, f"{field} of {file}", value, problem)))
+            violations.append(violation(rule, Broken(path, f"{field} of {file}", value, problem)))
         yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
 
-def _offset() -> Column:
-    """Return the offset that distinguishes deletion vectors of one file, -1 for other files."""
-    return F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_OFFSET)
-
-
-TREE_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[DataFrame]]], ...] = (
+TREE_RULES: tuple[tuple[str, Callable[[CheckedTree, str], Iterator[Relation]]], ...] = (
     ("manifest-counts", _miscounted_leaves),
     ("vector-content", _unreadable_masks),
     ("ordinal-range", _ordinals_out_of_range),

@@ -17,6 +17,7 @@ from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, 
 from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.tally import KindCount
+from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import DV_COLUMNS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
@@ -88,7 +90,7 @@ def _applies(state: TableState) -> Sql:
     return oldest.isNotNull() & sql.coalesce(newer, True)
 
 
-def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
+def public_rows(entries: Relation, state: TableState) -> DataFrame:
     """Return delete entries of `ENTRY_COLUMNS` as rows of `inspect.delete_files`, with their manifest and position."""
     blob = sql.col("deletion_vector")
     columns = {
@@ -107,7 +109,7 @@ def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
         "manifest_path": manifest_path(state.delete_manifests, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
     }
-    return entries.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+    return frame_of(select(entries, [value.alias(name) for name, value in columns.items()]), state)
 
 
 # -- The plan to remove dangling deletes ------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ class ExpiryPlan(TablePlan[TableT]):
             planned = _unreachable(state, expired, self.cleanup)
         else:
             count = sum(self.summary().files.values())
-        return delete_files(frame_of(planned, committed.state), executor_writer(committed.state.files), count)
+        return delete_files(planned, executor_writer(committed.state.files), committed.state, count)
 
     @property
     def is_partly_committed(self) -> bool:

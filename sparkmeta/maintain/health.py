@@ -304,8 +304,11 @@ class HealthReport(Examined):
         cost (of a plan), gain (by maintenance), job (the maintenance operation), call and command for the job (null if
         only another library can do it).
         """
-        rows = [asdict(finding) for finding in self.list_findings]
-        return local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=FINDINGS))
+        return local_frame(self.state.spark, self.findings_arrow())
+
+    def findings_arrow(self) -> pa.Table:
+        """Return the rows of `findings` as an Arrow table, without Spark."""
+        return pa.Table.from_pylist([asdict(finding) for finding in self.list_findings], schema=FINDINGS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values of the report by name, in JSON-compatible types."""
@@ -435,8 +438,7 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     """Examine a table; see `Maintenance.health`.
 
     Args:
-        source: the arguments that name the table on a command line. Defaults to its location, or to its identifier in a
-            catalog whose name is not known.
+        source: the arguments that name the table on a command line; see `source_of` for the default.
     """
     options.check()
     state = table.state
@@ -449,7 +451,7 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     # The leaves of a tree have bounds of columns in the root.
     entries = measure_entries(state, limits, () if state.tree is not None else tuple(columns))
     layout = measure_layout(state, columns, entries.bounds)
-    findings = Examination(table, options, limits, entries, layout, history, source or _source(table)).findings()
+    findings = Examination(table, options, limits, entries, layout, history, source or source_of(table)).findings()
     return HealthReport(
         table=table.full_name,
         state=state,
@@ -465,7 +467,11 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     )
 
 
-def _source(table: BaseTable) -> str:
+def source_of(table: BaseTable) -> str:
+    """Return the arguments that name a table on a command line.
+
+    They are its location, or its identifier in a catalog whose name is not known.
+    """
     name = shlex.quote(table.full_name)
     return name if len(table.identifier) == 1 else f"--catalog NAME {name}"
 

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,35 +15,39 @@ import pyarrow.compute as pc
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.types import IntegerType
-from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
+from sparkmeta.commit.relation import select as columns_of
+from sparkmeta.commit.relation import some_columns
+from sparkmeta.entries import relation
 from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
-from sparkmeta.errors import translated_errors
+from sparkmeta.entries.relation import beside, collected, computed, exploded, grouped, select, totals, where
+from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.inspect.moments import moments
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
-from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES
+from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
 from sparkmeta.plan.prune import live_manifests
-from sparkmeta.session import materialize
 from sparkmeta.spec.entry import BOUNDS, DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import ancestors_of
 from sparkmeta.spec.summary import summary_number
-from sparkmeta.text import middle_out, printable
+from sparkmeta.text import byte_size, middle_out, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyiceberg.partitioning import PartitionField
-    from pyspark.sql import DataFrame
 
     from sparkmeta.charts import Moment
+    from sparkmeta.columns.sql import Aliased, Sql
+    from sparkmeta.entries.projection import EntryProjection
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.maintain.file_groups import FileSizes
     from sparkmeta.operations.table_operations import BaseTable
     from sparkmeta.spec.metadata import TableMetadata
@@ -116,21 +120,32 @@ def sampled(manifests: pa.Table) -> pa.Table:
     return files.take(pa.array(sorted(chosen), pa.int64()))
 
 
-def digest(manifests: pa.Table) -> tuple[str, ...]:
-    """Return a column expression: the metrics of entries as structs of column id, bytes and whether it is a bound.
+def digest(manifests: pa.Table) -> Aliased:
+    """Return a column: the metrics of an entry as structs of column id, bytes and whether it is a bound.
 
     If there are many entries, only an even sample of them has digests. The digests of other entries are empty.
     """
     entries = sum(count or _MOST_ENTRIES for count in live_counts(manifests).to_pylist())
     step = max(1, entries // _MOST_DIGESTS)
-    parts = [
-        f"transform(map_entries({name}), e -> struct(e.key AS id, length(e.value) AS size, true AS is_bound))"
-        if name in _BOUNDS
-        else f"transform(map_keys({name}), k -> struct(k AS id, {_COUNT_BYTES} AS size, false AS is_bound))"
-        for name in METRICS_MAPS
-    ]
-    filled = [f"coalesce({part}, array())" for part in parts]
-    return (f"if({ORDINAL} % {step} = 0, concat({', '.join(filled)}), array()) AS {DIGEST}",)
+
+    def metrics(name: str) -> Sql:
+        is_bound = name in _BOUNDS
+        return sql.transform(
+            sql.call("map_entries", sql.col(name)),
+            lambda entry: _metric(
+                entry["key"],
+                sql.call("length", entry["value"]) if is_bound else sql.lit(_COUNT_BYTES),
+                is_bound=is_bound,
+            ),
+        )
+
+    nothing = sql.empty_array(_metric(sql.lit(0), sql.lit(0), is_bound=False))
+    filled = sql.concat(*(sql.coalesce(metrics(name), nothing) for name in METRICS_MAPS))
+    return sql.when(sql.col(ORDINAL) % step == 0, filled).otherwise(nothing).alias(DIGEST)
+
+
+def _metric(field_id: Sql, size: Sql, *, is_bound: bool) -> Sql:
+    return sql.struct(field_id.alias("id"), size.alias("size"), sql.lit(is_bound).alias("is_bound"))
 
 
 def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
@@ -139,32 +154,54 @@ def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
     return {field_id: types[field_id] for field_id in ordered[:_MOST_COMPARED]}
 
 
-def inverted_bounds(columns: Mapping[int, str]) -> tuple[str, ...]:
-    """Return a column expression: the file and the first column whose lower bound is above the upper one, or null."""
-    cases = ""
+def inverted_bounds(columns: Mapping[int, str]) -> Aliased:
+    """Return a column: the file and the first column whose lower bound is above the upper one, or null."""
+    cases: list[Sql] = []
     for field_id, type_name in columns.items():
-        lower, upper = (f"{CONTENT_STATS}.`{field_id}`.{name}" for name in BOUNDS)
-        number = f" AND NOT isnan({lower})" if type_name in ("float", "double") else ""
-        cases += f" WHEN {lower} > {upper}{number} THEN {field_id}"
-    column = f"(CASE{cases} END)" if cases else "NULL"
-    return (f"concat('column ', cast({column} AS string), ' of ', location) AS {INVERTED}",)
+        lower, upper = (sql.col(f"{CONTENT_STATS}.`{field_id}`.{name}") for name in BOUNDS)
+        is_above = lower > upper
+        if type_name in ("float", "double"):
+            is_above &= ~sql.isnan(lower)
+        cases += [is_above, sql.lit(field_id)]
+    column = sql.Case(*cases) if cases else sql.lit(None)
+    return sql.concat("column ", column.cast("string"), " of ", sql.col("location")).alias(INVERTED)
 
 
-def sampled_stats(sample: DataFrame | None, manifests: int, of_manifests: int) -> SampledStats:
-    """Aggregate the digests of sampled entries by column, in a job."""
+def sampled_stats(sample: Relation | None, manifests: int, of_manifests: int) -> SampledStats:
+    """Aggregate the digests of sampled entries by column."""
     if sample is None:
         return SampledStats(0, of_manifests)
-    metrics = sample.select(F.explode(DIGEST).alias("metric")).select("metric.*")
-    figures = metrics.groupBy("id").agg(
-        F.expr("count_if(NOT is_bound)").alias("counts"),
-        F.expr("count_if(is_bound)").alias("bounds"),
-        F.expr(f"sum(size + if(is_bound, {_BOUND_BYTES}, 0))").alias("bytes"),
-        F.expr("coalesce(max(size) FILTER (WHERE is_bound), 0)").alias("longest"),
-    )
-    rows = figures.toArrow().to_pylist()
+    is_bound, size = sql.col("is_bound"), sql.col("size")
+    figures = {
+        "counts": _count_if(~is_bound),
+        "bounds": _count_if(is_bound),
+        "bytes": sql.call("sum", size + sql.when(is_bound, _BOUND_BYTES).otherwise(0)),
+        "longest": sql.call("max", sql.when(is_bound, size).otherwise(0)),
+    }
+    rows = collected(grouped(exploded(sample, DIGEST), [sql.col("id").alias("id")], _named(figures))).to_pylist()
     columns = {row.pop("id"): SampledMetrics(**row) for row in rows}
-    inverted = sample.agg(F.count(INVERTED).alias("files"), F.min(INVERTED).alias("first")).toArrow().to_pylist()[0]
-    return SampledStats(manifests, of_manifests, columns, inverted["files"], inverted["first"])
+    inverted = sql.col(INVERTED)
+    found = totals(sample, _named({"files": _count_if(inverted.isNotNull()), "first": sql.call("min", inverted)}))
+    return SampledStats(manifests, of_manifests, columns, found["files"] or 0, found["first"])
+
+
+def _count_if(condition: Sql) -> Sql:
+    """Return the aggregate that counts the rows for which a condition is true."""
+    return sql.call("sum", sql.when(condition, 1).otherwise(0))
+
+
+def _sum(name: str, condition: Sql | None = None) -> Sql:
+    """Return the aggregate that adds a column in the rows for which a condition is true."""
+    column = sql.col(name)
+    return sql.call("sum", column if condition is None else sql.when(condition, column).otherwise(0))
+
+
+def _named(expressions: Mapping[str, Sql]) -> list[Aliased]:
+    return [expression.alias(name) for name, expression in expressions.items()]
+
+
+def _keys(*names: str) -> list[Aliased]:
+    return [sql.col(name).alias(name) for name in names]
 
 
 # -- Arrange overlapping manifests as stacked bars --------------------------------------------------------------------
@@ -384,9 +421,9 @@ def _total(manifests: pa.Table, name: str) -> int:
 
 
 # -- Measure the live entries of a snapshot ---------------------------------------------------------------------------
-# Spark jobs read each manifest once. Deletes are read first. Then data files are read, and aggregated by manifest,
-# partition and size. Spark keeps the result, and all figures are queries over it. If deletes name their data files, it
-# also keeps hashes of all paths.
+# Each manifest is read once, by the driver if they are few, otherwise by Spark jobs. Deletes are read first. Then data
+# files are read, and aggregated by manifest, partition and size. Spark keeps the result, and all figures are queries
+# over it. If deletes name their data files, it also keeps hashes of all paths.
 
 
 _KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
@@ -525,17 +562,16 @@ class _Measurement:
     columns: tuple[int, ...]
 
     def figures(self) -> EntryFigures:
+        self._refuse_many()
         deletes = _figures(self._delete_counts)
-        totals = self._totals()
-        oldest = totals.pop("oldest")
-        sizes = self._groups.groupBy(_BIN).agg(F.sum("files"), F.sum("bytes")).orderBy(_BIN)
+        measured = self._totals()
+        oldest = measured.pop("oldest")
+        sizes = grouped(self._groups, _keys(_BIN), _named({name: _sum(name) for name in ("files", "bytes")}))
         return EntryFigures(
-            **totals,
-            sizes=tuple(tuple(row.values()) for row in sizes.toArrow().to_pylist()),
-            crowded=self._partitions_by("small_files", f"small_files >= {self.limits.min_small_files}")
-            if totals["crowded_partitions"]
-            else (),
-            densest=self._partitions_by("ratio", "deleted > 0") if self._names_files else (),
+            **measured,
+            sizes=tuple(tuple(row.values()) for row in collected(sizes).sort_by(_BIN).to_pylist()),
+            crowded=self._partitions_by("small_files", self._is_crowded) if measured["crowded_partitions"] else (),
+            densest=self._partitions_by("ratio", sql.col("deleted") > 0) if self._names_files else (),
             deletes=deletes,
             dangling=self._dangling(oldest) if deletes.files else DeleteFigures(),
             small_puffin=self._small_puffin() if deletes.vectors else SmallPuffinFiles(0, 0),
@@ -545,14 +581,46 @@ class _Measurement:
 
     # -- What is read -------------------------------------------------------------------------------------------------
 
+    def _refuse_many(self) -> None:
+        """Refuse many entries where there is no Spark.
+
+        Raises:
+            UnsupportedError: the driver does not read them.
+        """
+        state, load = self.state, ManifestLoad.of(self._manifests)
+        if state.access.alone and not load.fits_driver(state.settings.driver_manifest_bytes):
+            size = f"{load.entries or 0:,} entries in {byte_size(load.size_in_bytes)} of manifests"
+            raise UnsupportedError(
+                f"{state.metadata.location}: the table has {size}: to measure its health needs jobs of Spark, which "
+                "print(table.maintenance.health()) in Python starts"
+            )
+
     @cached_property
-    def _deletes(self) -> DataFrame | None:
-        """The live delete entries, kept by Spark; None without any."""
+    def _manifests(self) -> pa.Table:
+        return live_manifests(self.state.manifests)
+
+    @cached_property
+    def _on_driver(self) -> bool:
+        """Whether the driver reads all entries."""
+        return self.state.reader.driver_reads(self._manifests, self.state.projection(_DATA_COLUMNS))
+
+    def _entries(self, manifests: pa.Table, projection: EntryProjection) -> Relation:
+        """Return the live entries of manifests."""
+        state = self.state
+        if self._on_driver:
+            # A manifest that the cache lost in the meantime is read by tasks. The driver's keys are not Spark's hashes.
+            entries: Relation = collected(state.relation(manifests, projection, Placement.DRIVER))
+        else:
+            entries = state.entries(manifests, projection)
+        return where(entries, is_live_entry())
+
+    @cached_property
+    def _deletes(self) -> Relation | None:
+        """The live delete entries, computed once; None without any."""
         state = self.state
         manifests = live_manifests(state.delete_manifests)
         if not len(manifests):
             return None
-        entries = self._together(state.entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})))
         path = data_path()
         columns = {
             _KEY: partition_key(state),
@@ -566,8 +634,8 @@ class _Measurement:
             "records": sql.col("record_count"),
             "bytes": sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes")),
         }
-        live = entries.where(is_live_entry().text)
-        return materialize(live.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items())))
+        entries = self._entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID}))
+        return computed(select(entries, _named(columns)))
 
     @cached_property
     def _delete_counts(self) -> dict[str, int]:
@@ -580,16 +648,6 @@ class _Measurement:
         return self._delete_counts[_NAMED] > 0
 
     @cached_property
-    def _is_small(self) -> bool:
-        """Whether one task reads all entries fast: the driver would."""
-        manifests = live_manifests(self.state.manifests)
-        return self.state.reader.driver_reads(manifests, self.state.projection(_DATA_COLUMNS), MOST_WIDE_ENTRIES)
-
-    def _together(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of a small table in one partition, which Spark groups and joins without a shuffle."""
-        return rows.coalesce(1) if self._is_small else rows
-
-    @cached_property
     def _data_manifests(self) -> pa.Table:
         return live_manifests(self.state.data_manifests)
 
@@ -598,118 +656,127 @@ class _Measurement:
         return sampled(self._data_manifests)
 
     @cached_property
-    def _sample(self) -> DataFrame | None:
-        """The data files of some manifests, with digests of their metrics maps, kept by Spark."""
+    def _sample(self) -> Relation | None:
+        """The data files of some manifests, with digests of their metrics maps, computed once."""
         if not len(self._sampled_manifests):
             return None
         compared = compared_columns(self.state.types.column_types)
-        extra = (*digest(self._sampled_manifests), *inverted_bounds(compared))
-        return materialize(self._rows(self._sampled_manifests, METRICS_MAPS, extra, compared))
+        extra = (digest(self._sampled_manifests), inverted_bounds(compared))
+        return computed(self._rows(self._sampled_manifests, METRICS_MAPS, extra, compared))
 
     @cached_property
-    def _data(self) -> DataFrame:
-        """The live data files, kept by Spark if their paths are needed later."""
+    def _data(self) -> Relation:
+        """The live data files, computed once if their paths are needed later."""
         ids = self._sampled_manifests.column(MANIFEST).combine_chunks()
         others = self._data_manifests.filter(pc.invert(pc.is_in(self._data_manifests.column(MANIFEST), ids)))
-        parts = [] if self._sample is None else [self._sample.drop(DIGEST, INVERTED)]
+        parts = []
+        if self._sample is not None:
+            names = [name for name in relation.names(self._sample) if name not in (DIGEST, INVERTED)]
+            parts.append(some_columns(self._sample, names))
         if len(others) or not parts:
             parts.append(self._rows(others, (), ()))
-        rows = self._together(reduce(lambda left, right: left.unionByName(right), parts))
-        return materialize(rows) if self._names_files else rows
+        rows = self._union(parts)
+        return computed(rows) if self._names_files else rows
 
     def _rows(
-        self, manifests: pa.Table, maps: Sequence[str], extra: Sequence[str], compared: Iterable[int] = ()
-    ) -> DataFrame:
+        self, manifests: pa.Table, maps: Sequence[str], extra: Sequence[Aliased], compared: Iterable[int] = ()
+    ) -> Relation:
         state = self.state
-        paths = ("location",) if self._names_files else ()
-        columns = {*_DATA_COLUMNS, *paths, *maps, *(("location",) if extra else ())}
+        paths = {_PATH: sql.call("xxhash64", sql.col("location"))} if self._names_files else {}
+        columns = {*_DATA_COLUMNS, *maps, *(("location",) if extra or paths else ())}
         projection = replace(state.projection(columns, {*self.columns, *compared}), as_written=bool(extra))
-        entries = self._together(state.entries(manifests, projection))
-        bounds = [
-            sql.col(f"{CONTENT_STATS}.`{field_id}`.{end}_bound").alias(f"{end}_{field_id}").selected
-            for field_id in self.columns
-            for end in ("lower", "upper")
-        ]
-        return entries.where(is_live_entry().text).selectExpr(
-            MANIFEST,
-            partition_key(state).alias(_KEY).selected,
-            f"{SEQUENCE} AS {_SEQUENCE}",
-            "record_count AS records",
-            "coalesce(file_size_in_bytes, 0) AS bytes",
-            *(f"xxhash64(location) AS {_PATH}" for _ in paths),
-            *bounds,
-            *extra,
-        )
+        shown = {
+            MANIFEST: sql.col(MANIFEST),
+            _KEY: partition_key(state),
+            _SEQUENCE: sql.col(SEQUENCE),
+            "records": sql.col("record_count"),
+            "bytes": sql.coalesce(sql.col("file_size_in_bytes"), 0),
+            **paths,
+            **{
+                f"{end}_{field_id}": sql.col(f"{CONTENT_STATS}.`{field_id}`.{end}_bound")
+                for field_id in self.columns
+                for end in ("lower", "upper")
+            },
+        }
+        return select(self._entries(manifests, projection), [*_named(shown), *extra])
+
+    def _union(self, parts: Iterable[Relation]) -> Relation:
+        first, *others = parts
+        for rows in others:
+            first = relation.union(first, rows, self.state)
+        return first
 
     # -- What is aggregated -------------------------------------------------------------------------------------------
 
     @cached_property
-    def _groups(self) -> DataFrame:
-        """The data files by manifest, partition and size, kept by Spark."""
-        small = f"bytes < {self.limits.small_bytes}"
+    def _groups(self) -> Relation:
+        """The data files by manifest, partition and size, computed once."""
+        size = sql.col("bytes")
+        is_small = size < self.limits.small_bytes
         # A little more than the logarithm, since the logarithm of a power of two may be a little less than whole.
-        size_bin = f"cast(least(floor(log2(greatest(bytes, 1)) + 1e-9), {_LARGEST_BIN}) AS int) AS {_BIN}"
-        bounds = [
-            column
-            for field_id in self.columns
-            for column in (
-                F.expr(f"min(lower_{field_id})").alias(f"lower_{field_id}"),
-                F.expr(f"max(upper_{field_id})").alias(f"upper_{field_id}"),
-                F.expr(f"count_if(lower_{field_id} IS NULL OR upper_{field_id} IS NULL)").alias(f"without_{field_id}"),
-            )
-        ]
-        grouped = self._data.selectExpr("*", size_bin).groupBy(MANIFEST, _KEY, _BIN)
-        return materialize(
-            grouped.agg(
-                F.count("*").alias("files"),
-                F.sum("bytes").alias("bytes"),
-                F.sum("records").alias("records"),
-                F.expr(f"min(coalesce({_SEQUENCE}, 0))").alias("oldest"),
-                F.expr(f"count_if({small})").alias("small_files"),
-                F.expr(f"coalesce(sum(bytes) FILTER (WHERE {small}), 0)").alias("small_bytes"),
-                *bounds,
-            )
-        )
+        logarithm = sql.call("floor", sql.call("log2", sql.call("greatest", size, 1)) + 1e-9)
+        size_bin = sql.call("least", logarithm, _LARGEST_BIN).cast("int").alias(_BIN)
+        figures = {
+            "files": sql.call("sum", 1),
+            "bytes": _sum("bytes"),
+            "records": _sum("records"),
+            "oldest": sql.call("min", sql.coalesce(sql.col(_SEQUENCE), 0)),
+            "small_files": _count_if(is_small),
+            "small_bytes": _sum("bytes", is_small),
+        }
+        for field_id in self.columns:
+            lower, upper = sql.col(f"lower_{field_id}"), sql.col(f"upper_{field_id}")
+            figures |= {
+                f"lower_{field_id}": sql.call("min", lower),
+                f"upper_{field_id}": sql.call("max", upper),
+                f"without_{field_id}": _count_if(lower.isNull() | upper.isNull()),
+            }
+        return computed(grouped(self._data, [*_keys(MANIFEST, _KEY), size_bin], _named(figures)))
 
     @cached_property
-    def _partitions(self) -> DataFrame:
-        """A row for each partition with data files, kept by Spark."""
-        names = ("files", "bytes", "records", "small_files", "small_bytes")
-        data = self._groups.selectExpr(_KEY, *names, "oldest", "0L AS deleted")
+    def _partitions(self) -> Relation:
+        """A row for each partition with data files, computed once."""
+        names, nothing = ("files", "bytes", "records", "small_files", "small_bytes"), sql.lit(0).cast("bigint")
+        data = select(self._groups, [*_keys(_KEY, *names, "oldest"), nothing.alias("deleted")])
         if self._names_files:
-            nothing = [f"0L AS {name}" for name in names]
-            deleted = self._deleted.selectExpr(_KEY, *nothing, "NULL AS oldest", "deleted")
-            data = self._together(data.unionByName(deleted))
-        sums = [F.sum(name).alias(name) for name in (*names, "deleted")]
-        partitions = data.groupBy(_KEY).agg(*sums, F.min("oldest").alias("oldest")).where("files > 0")
-        return materialize(partitions.selectExpr("*", "if(records = 0, 0D, least(1D, deleted / records)) AS ratio"))
+            empty = {**dict.fromkeys(names, nothing), "oldest": sql.lit(None).cast("bigint")}
+            deleted = select(self._deleted, [*_keys(_KEY), *_named(empty), *_keys("deleted")])
+            data = relation.union(data, deleted, self.state)
+        figures = {name: _sum(name) for name in (*names, "deleted")} | {"oldest": sql.call("min", sql.col("oldest"))}
+        partitions = where(grouped(data, _keys(_KEY), _named(figures)), sql.col("files") > 0)
+        share = sql.call("least", sql.lit(1.0), sql.col("deleted") / sql.col("records"))
+        ratio = sql.when(sql.col("records") == 0, 0.0).otherwise(share).alias("ratio")
+        return computed(relation.with_columns(partitions, ratio))
+
+    @property
+    def _is_crowded(self) -> Sql:
+        return sql.col("small_files") >= self.limits.min_small_files
 
     def _totals(self) -> dict[str, Any]:
-        limits = self.limits
-        crowded = f"small_files >= {limits.min_small_files}"
-        dense = f"ratio >= {limits.max_deleted_ratio}"
+        small, target = sql.col("small_files"), self.limits.target_bytes
+        is_dense = sql.col("ratio") >= self.limits.max_deleted_ratio
         # Small files become at least one file.
-        merged = f"greatest(1L, cast(ceil(small_bytes / {limits.target_bytes}D) AS bigint))"
-        sums = {
-            "files": "sum(files)",
-            "bytes": "sum(bytes)",
-            "records": "sum(records)",
-            "partitions": "count(*)",
-            "crowded_partitions": f"count_if({crowded})",
-            "small_files": f"sum(small_files) FILTER (WHERE {crowded})",
-            "files_saved": f"sum(small_files - {merged}) FILTER (WHERE {crowded})",
-            "dense_partitions": f"count_if({dense})",
-            "dense_files": f"sum(files) FILTER (WHERE {dense})",
+        merged = sql.call("greatest", sql.lit(1).cast("bigint"), (sql.col("small_bytes") + (target - 1)) // target)
+        figures = {
+            "files": _sum("files"),
+            "bytes": _sum("bytes"),
+            "records": _sum("records"),
+            "partitions": sql.call("sum", 1),
+            "crowded_partitions": _count_if(self._is_crowded),
+            "small_files": _sum("small_files", self._is_crowded),
+            "files_saved": sql.call("sum", sql.when(self._is_crowded, small - merged).otherwise(0)),
+            "dense_partitions": _count_if(is_dense),
+            "dense_files": _sum("files", is_dense),
         }
-        figures = [F.expr(f"coalesce({text}, 0L)").alias(name) for name, text in sums.items()]
-        (row,) = self._partitions.agg(*figures, F.min("oldest").alias("oldest")).toArrow().to_pylist()
-        return dict(row)
+        oldest = sql.call("min", sql.col("oldest")).alias("oldest")
+        row = totals(self._partitions, [*_named(figures), oldest])
+        return {name: row[name] or 0 for name in figures} | {"oldest": row["oldest"]}
 
-    def _partitions_by(self, order: str, condition: str) -> tuple[PartitionFigures, ...]:
+    def _partitions_by(self, order: str, condition: Sql) -> tuple[PartitionFigures, ...]:
         """Return the first partitions by a column, in descending order."""
-        first = self._partitions.where(condition).orderBy(F.desc(order), F.desc("files")).limit(self.limits.partitions)
+        first = relation.largest(where(self._partitions, condition), (order, "files"), self.limits.partitions)
         rows = []
-        for row in first.drop("small_bytes", "oldest", "ratio").toArrow().to_pylist():
+        for row in first.drop_columns(["small_bytes", "oldest", "ratio"]).to_pylist():
             spec_id, *values = row.pop(_KEY).values()
             by_field = dict(zip(self.state.types.partition_fields, values, strict=True))
             rows.append(PartitionFigures(spec_id, by_field, **row))
@@ -718,13 +785,17 @@ class _Measurement:
     def _bounds(self) -> dict[int, ManifestBounds]:
         if not self.columns:
             return {}
-        known = [
-            F.expr(f"if(sum(without_{field_id}) = 0, {which}({end}_{field_id}), NULL)").alias(f"{end}_{field_id}")
+        ends = [
+            (f"{end}_{field_id}", which, f"without_{field_id}")
             for field_id in self.columns
             for which, end in (("min", "lower"), ("max", "upper"))
         ]
-        table = self._groups.groupBy(MANIFEST).agg(*known).toArrow().combine_chunks()
-        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        figures = {name: sql.call(which, sql.col(name)) for name, which, _ in ends}
+        figures |= {without: _sum(without) for _, _, without in ends}
+        known = {name: sql.when(sql.col(without) == 0, sql.col(name)) for name, _, without in ends}
+        by_manifest = grouped(self._groups, _keys(MANIFEST), _named(figures))
+        table = collected(select(by_manifest, [*_keys(MANIFEST), *_named(known)]))
+        columns = {name: whole(table.column(name)) for name in table.column_names}
         return {
             field_id: ManifestBounds(columns[MANIFEST], columns[f"lower_{field_id}"], columns[f"upper_{field_id}"])
             for field_id in self.columns
@@ -733,29 +804,33 @@ class _Measurement:
     # -- Deletes -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _named(self) -> DataFrame:
-        """The deletes of a single data file, each with the file if it applies to it, kept by Spark."""
+    def _of_files(self) -> Relation:
+        """The deletes of a single data file, each with the file, and whether it applies to it, computed once."""
         assert self._deletes is not None
-        columns = {_PATH: _DATA_PATH, _SEQUENCE: _DATA_SEQUENCE, _KEY: _DATA_KEY}
-        data = self._data.select(*(F.col(name).alias(new) for name, new in columns.items()))
-        older = f"(is_vector OR coalesce({_DATA_SEQUENCE}, 0) <= coalesce({_SEQUENCE}, {_DATA_SEQUENCE}, 0))"
-        named = self._deletes.where(f"{_PATH} IS NOT NULL")
-        return materialize(named.join(data, F.expr(f"{_PATH} = {_DATA_PATH} AND {older}"), "left"))
+        data = columns_of(self._data, {_DATA_PATH: _PATH, _DATA_SEQUENCE: _SEQUENCE, _DATA_KEY: _KEY})
+        named = beside(where(self._deletes, sql.col(_PATH).isNotNull()), data, _PATH, _DATA_PATH)
+        of_data, sequence = sql.col(_DATA_SEQUENCE), sql.col(_SEQUENCE)
+        is_older = sql.coalesce(of_data, 0) <= sql.coalesce(sequence, of_data, 0)
+        applies = sql.col(_DATA_PATH).isNotNull() & (sql.col("is_vector") | is_older)
+        return computed(relation.with_columns(named, applies.alias(_APPLIES)))
 
     @property
-    def _deleted(self) -> DataFrame:
+    def _deleted(self) -> Relation:
         """The number of deleted rows of each data file, counted as rewrites of data files count them.
 
         The counted deletes are the ones whose entry names the file. A deletion vector supersedes its file's other
         deletes.
         """
-        applied = self._named.where(f"is_named AND {_DATA_PATH} IS NOT NULL")
-        deleted = "coalesce(sum(records) FILTER (WHERE is_vector), sum(records)) AS deleted"
-        return applied.groupBy(_DATA_KEY, _DATA_PATH).agg(F.expr(deleted)).withColumnRenamed(_DATA_KEY, _KEY)
+        applied = where(self._of_files, sql.col("is_named") & sql.col(_APPLIES))
+        records, keys = sql.col("records"), [sql.col(_DATA_KEY).alias(_KEY), *_keys(_DATA_PATH)]
+        of_vectors = sql.call("sum", sql.when(sql.col("is_vector"), records))
+        by_file = grouped(applied, keys, _named({"of_vectors": of_vectors, "records": sql.call("sum", records)}))
+        return select(by_file, [*_keys(_KEY), sql.coalesce(sql.col("of_vectors"), records).alias("deleted")])
 
     def _small_puffin(self) -> SmallPuffinFiles:
         assert self._deletes is not None
-        return small_puffin_files(self._deletes.where("is_vector"), _FILE, "bytes", self.limits.puffin_sizes)[1]
+        vectors = where(self._deletes, sql.col("is_vector"))
+        return small_puffin_files(vectors, _FILE, sql.col("bytes"), self.limits.puffin_sizes)[1]
 
     def _dangling(self, oldest_of_table: int | None) -> DeleteFigures:
         """Count the deletes that apply to no data file, by the rules of `dangling_deletes`, with paths as hashes.
@@ -764,35 +839,35 @@ class _Measurement:
             oldest_of_table: the least sequence number of all data files.
         """
         assert self._deletes is not None
-        deletes = self._deletes
-        later = f"(content = {_EQUALITY} AND oldest < {_SEQUENCE} OR content != {_EQUALITY} AND oldest <= {_SEQUENCE})"
-        applies = f"oldest IS NOT NULL AND coalesce({later}, true)"
-        by_partition = deletes.where(f"{_PATH} IS NULL")
-        oldest = self._partitions.select(F.col(_KEY).alias(_DATA_KEY), "oldest")
-        joined = by_partition.join(oldest, F.expr(f"{_KEY} <=> {_DATA_KEY}"), "left")
-        whole = "NULL" if oldest_of_table is None else str(oldest_of_table)
-        scoped = joined.withColumn("oldest", F.expr(f"if(is_global, {whole}, oldest)"))
-        dangling = [scoped.where(f"NOT ({applies})").select(*deletes.columns)]
+        oldest = columns_of(self._partitions, {_DATA_KEY: _KEY, "oldest": "oldest"})
+        scoped = beside(where(self._deletes, sql.col(_PATH).isNull()), oldest, _KEY, _DATA_KEY)
+        whole_table = sql.lit(oldest_of_table).cast("bigint")
+        known, sequence = sql.when(sql.col("is_global"), whole_table).otherwise(sql.col("oldest")), sql.col(_SEQUENCE)
+        newer = sql.when(sql.col("content") == _EQUALITY, known < sequence).otherwise(known <= sequence)
+        dangling = _deletes_of(where(scoped, ~(known.isNotNull() & sql.coalesce(newer, True))))
         if self._names_files:
-            dangling.append(self._named.where(f"{_DATA_PATH} IS NULL").select(*deletes.columns))
-        return _figures(_counted(self._together(reduce(lambda left, right: left.unionByName(right), dangling))))
+            of_files = _deletes_of(where(self._of_files, ~sql.col(_APPLIES)))
+            dangling = relation.union(dangling, of_files, self.state)
+        return _figures(_counted(dangling))
 
 
-def _counted(deletes: DataFrame | None) -> dict[str, int]:
-    if deletes is None:
-        return dict.fromkeys(_DELETE_COUNTS, 0)
-    figures = [F.coalesce(F.expr(text), F.lit(0)).alias(name) for name, text in _DELETE_COUNTS.items()]
-    return dict(deletes.agg(*figures).toArrow().to_pylist()[0])
+def _deletes_of(rows: Relation) -> Relation:
+    return some_columns(rows, ("content", "is_vector", "records", "bytes", _PATH))
 
 
-_NAMED = "naming_files"
+def _counted(deletes: Relation | None) -> dict[str, int]:
+    counts = {} if deletes is None else totals(deletes, _named(_DELETE_COUNTS))
+    return {name: counts.get(name) or 0 for name in _DELETE_COUNTS}
+
+
+_NAMED, _APPLIES = "naming_files", "applies"
 _DELETE_COUNTS = {
-    "position_files": f"count_if(content = {_POSITION} AND NOT is_vector)",
-    "equality_files": f"count_if(content = {_EQUALITY})",
-    "vectors": "count_if(is_vector)",
-    "records": "sum(records)",
-    "bytes": "sum(bytes)",
-    _NAMED: f"count_if({_PATH} IS NOT NULL)",
+    "position_files": _count_if((sql.col("content") == _POSITION) & ~sql.col("is_vector")),
+    "equality_files": _count_if(sql.col("content") == _EQUALITY),
+    "vectors": _count_if(sql.col("is_vector")),
+    "records": _sum("records"),
+    "bytes": _sum("bytes"),
+    _NAMED: _count_if(sql.col(_PATH).isNotNull()),
 }
 
 

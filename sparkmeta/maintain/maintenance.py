@@ -100,7 +100,8 @@ class Maintenance(Generic[TableT]):
     def health(self, options: HealthOptions) -> HealthReport:
         """Measure the table's metadata and report what maintenance it needs: `print(table.maintenance.health())`.
 
-        Executors read each manifest of the current snapshot once; nothing changes. The plans of `compact_manifests`
+        Each manifest of the current snapshot is read once, by the driver without Spark if they are few, otherwise by
+        executors. Nothing changes. The plans of `compact_manifests`
         (for trees), `rewrite_manifests` and `expire_snapshots` decide what these operations would do. Other thresholds
         are table properties: `commit.manifest.min-count-to-merge` (100), the minimum number of manifests that a rewrite
         must save; `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.

@@ -15,24 +15,31 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkmeta.columns import sql
+from sparkmeta.commit.relation import FEW_FILES, first, is_few, some_columns
 from sparkmeta.commit.sorted_manifests import most_tasks
+from sparkmeta.entries.relation import computed, grouped, head, mapped, matching, union, where, with_columns
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
+from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
-from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize, read_tasks
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import file_name, is_local, join, parents, parts_of, path_of
-from sparkmeta.storage.reading import authority_of, path_key, scheme_of
+from sparkmeta.storage.reading import authority_of, of_text, path_key, scheme_of
 from sparkmeta.storage.walk import WALKED, with_status
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.state import TableState
 
 
-# -- Compare locations of files in Spark (semantics 14.3) -------------------------------------------------------------
+# -- Compare locations of files (semantics 14.3) ----------------------------------------------------------------------
 # Locations are compared by path, then by scheme and authority.
 
 
@@ -86,14 +93,13 @@ class Folder:
         """The folder's path with a slash at its end. The paths of files below the folder begin with it."""
         return join(path_of(self.location), "")
 
-    def key_of(self, path: Column) -> Column:
+    def key_of(self, path: Sql) -> Sql:
         """Return the path of locations without scheme and authority, in the form of `storage.location.path_of`."""
-        path_inside = F.substr(path, F.lit(len(self._beginning)))
-        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), path_inside)).otherwise(
-            path_key(path)
-        )
+        path_inside = sql.call("substr", path, len(self._beginning))
+        key = sql.when(self._is_plain(path), sql.concat(self.key.rstrip("/"), path_inside)).otherwise(path_key(path))
+        return of_text(key, path, path_of)
 
-    def has_prefix_of(self, path: Column, *, or_none: bool) -> Column:
+    def has_prefix_of(self, path: Sql, *, or_none: bool) -> Sql:
         """Return whether locations have the folder's scheme and authority, ignoring case.
 
         Args:
@@ -101,21 +107,36 @@ class Folder:
             or_none: whether a location without a scheme, or without an authority, may have any.
         """
         scheme, authority = parts_of(self.location)
-        schemes = {**_EQUAL_SCHEMES, **self.schemes}
-        tests = (
-            _equals(scheme_of(path), scheme or _LOCAL, schemes, or_none),
-            _equals(authority_of(path), authority, self.authorities, or_none),
+        schemes = _equal_to(scheme or _LOCAL, {**_EQUAL_SCHEMES, **self.schemes}, or_none)
+        authorities = _equal_to(authority, self.authorities, or_none)
+        is_equal = sql.call("lower", scheme_of(path)).isin(sorted(schemes))
+        is_equal &= sql.call("lower", authority_of(path)).isin(sorted(authorities))
+        return of_text(
+            sql.when(self._is_plain(path), True).otherwise(is_equal),
+            path,
+            lambda text: all(
+                part.lower() in names for part, names in zip(parts_of(text), (schemes, authorities), strict=True)
+            ),
+            pa.bool_(),
         )
-        return F.when(self._is_plain(path), True).otherwise(tests[0] & tests[1])
+
+    def hides(self, key: Sql, hidden: str) -> Sql:
+        """Return whether a name below the folder, in the path of a file, is hidden; see `hidden_pattern`."""
+        below = sql.call("substr", key, len(self.key))
+        may_hide = sql.call("contains", below, "/_") | sql.call("contains", below, "/.")
+        pattern, start = re.compile(hidden), len(self.key) - 1
+        is_hidden = may_hide & sql.call("rlike", below, hidden)
+        return of_text(is_hidden, key, lambda text: pattern.search(text, start) is not None, pa.bool_())
 
     @property
     def _beginning(self) -> str:
         return join(self.location, "")
 
-    def _is_plain(self, path: Column) -> Column:
+    def _is_plain(self, path: Sql) -> Sql:
         """Return whether locations begin with the exact text of the folder, and need no further comparison."""
-        path_inside = F.substr(path, F.lit(len(self._beginning)))
-        is_irregular = path_inside.contains("//") | path_inside.contains("/.") | path_inside.endswith("/")
+        path_inside = sql.call("substr", path, len(self._beginning))
+        is_irregular = sql.call("contains", path_inside, "//") | sql.call("contains", path_inside, "/.")
+        is_irregular |= sql.call("endswith", path_inside, "/")
         return path.startswith(self._beginning) & ~is_irregular
 
 
@@ -139,17 +160,27 @@ def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
     return equal
 
 
-def prefix_of(path: Column) -> Column:
+def prefix_of(path: Sql) -> Sql:
     """Return the scheme and authority of locations as text."""
-    return F.concat(scheme_of(path), F.lit("://"), authority_of(path))
+    return sql.concat(scheme_of(path), "://", authority_of(path))
 
 
-def _equals(part: Column, name: str, equal: Mapping[str, str], or_none: bool) -> Column:
+def name_of(path: Sql) -> Sql:
+    """Return the name of files, after the last slash."""
+    return of_text(sql.call("substring_index", path, "/", -1), path, file_name)
+
+
+def finds(text: Sql, pattern: str) -> Sql:
+    """Return whether a regular expression matches a part of a text."""
+    compiled = re.compile(pattern)
+    return of_text(sql.call("rlike", text, pattern), text, lambda value: compiled.search(value) is not None, pa.bool_())
+
+
+def _equal_to(name: str, equal: Mapping[str, str], or_none: bool) -> frozenset[str]:
+    """Return the names in lower case that equal a scheme or an authority."""
     names = [other_name for other_name in equal if _resolved(other_name, equal) == _resolved(name, equal)]
-    is_same = F.lower(part).isin(sorted({name.lower(), _resolved(name, equal), *names}))
-    if or_none:
-        return is_same | (part == "")
-    return is_same | (part == "") if name == _LOCAL else is_same
+    none = [""] if or_none or name == _LOCAL else []
+    return frozenset({name.lower(), _resolved(name, equal), *names, *none})
 
 
 def _resolved(name: str, equal: Mapping[str, str]) -> str:
@@ -173,25 +204,47 @@ FILES = ("path", "length", "modified_ms")
 """The columns of listed files: the columns of `WALKED`, without folders."""
 
 
-def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hidden: str) -> DataFrame:
-    """List the files below a location, and return their `FILES` columns. Runs jobs.
+def walked_files(state: TableState, reader: ExecutorReader, location: str, hidden: str) -> Relation:
+    """List the files below a location, and return their `FILES` columns. If there are many, runs jobs.
 
-    Tasks list each folder of the upper levels separately, then whole folders with all levels below.
+    The driver lists few folders. Otherwise tasks list each folder of the upper levels separately, then whole folders
+    with all levels below.
 
     Args:
-        spark: the session.
-        reader: lists folders in tasks.
+        state: the table.
+        reader: lists folders.
         location: the folder.
         hidden: a pattern of hidden names; see `hidden_pattern`. Folders with such names in the upper levels are left
             out.
     """
+    few = _few_walked(reader, location, hidden) if state.access.driver is not None else None
+    return _walked_by_tasks(state.spark, reader, location, hidden) if few is None else few
+
+
+def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
+    """List the files below a location on the driver; None if there are many folders or files."""
+    levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
+    is_visible = ~finds(name_of(sql.col("path")), hidden)
+    while len(folders):
+        listed += len(folders)
+        if listed > MOST_REQUESTS:
+            return None
+        level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_FILES), WALKED)
+        levels.append(level.filter(pc.invert(level.column("is_folder"))))
+        if not is_few(sum(map(len, levels))):
+            return None
+        folders = where(level.filter(level.column("is_folder")), is_visible).select(["path"])
+    return pa.concat_tables(levels).select(FILES)
+
+
+def _walked_by_tasks(spark: SparkSession, reader: ExecutorReader, location: str, hidden: str) -> DataFrame:
     tasks = most_tasks(spark)
     folders = local_frame(spark, pa.table([[location]], _FOLDERS))
     levels: list[DataFrame] = []
     for _ in range(_LEVELS):
         level = materialize(map_arrow(folders, _Walker(reader, recursive=False), WALKED))
         levels.append(level.where("NOT is_folder").select(*FILES))
-        below = level.where("is_folder").where(~F.substring_index("path", "/", -1).rlike(hidden)).select("path")
+        below = level.where("is_folder").where((~finds(name_of(sql.col("path")), hidden)).text).select("path")
         count = below.count()
         if count >= tasks or not count:
             break
@@ -226,12 +279,14 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
     return inventory.select(F.col("file_path").alias("path"), size.alias("length"), modified)
 
 
-def with_local_status(files: DataFrame) -> DataFrame:
-    """Return the local files that still exist, with the lengths and times that a listing leaves out.
+def with_local_status(files: Relation) -> Relation:
+    """Return local files that still exist, with their lengths and times, which a listing leaves out.
 
     Args:
         files: `FILES`, and other columns.
     """
+    if isinstance(files, pa.Table):
+        return map_on_driver(files, _statuses, files.schema, runs=True)
     return map_arrow(files, _statuses, files.schema)
 
 
@@ -241,15 +296,25 @@ def _statuses(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class _Walker:
-    """Lists folders in tasks. Picklable."""
+    """Lists folders in tasks. Picklable.
+
+    Attributes:
+        most: stop in a folder with more files and folders than this number; None to list all.
+    """
 
     reader: ExecutorReader
     recursive: bool
+    most: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for folder in batch.column("path").to_pylist():
-                yield from self.reader.walk(folder, recursive=self.recursive)
+                listed = 0
+                for files in self.reader.walk(folder, recursive=self.recursive):
+                    yield files
+                    listed += len(files)
+                    if self.most is not None and listed > self.most:
+                        break
 
 
 # -- Other tables that share a location, by metadata files ------------------------------------------------------------
@@ -275,12 +340,12 @@ class OtherTables(NamedTuple):
             own folder.
     """
 
-    below: DataFrame
+    below: Relation
     metadata_files: list[str]
 
 
-def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: DataFrame) -> OtherTables:
-    """Find the other tables whose folders are below a folder or above it. Runs jobs.
+def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: Relation) -> OtherTables:
+    """Find the other tables whose folders are below a folder or above it. If many files are listed, runs jobs.
 
     A table's folder is the folder above `metadata`. In the table's own folder, and in folders that contain `folder`,
     metadata files without the table's uuid belong to another table, unless the table's log names them. If the current
@@ -292,30 +357,47 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
         folder: the folder.
         listed: the files below the folder: rows of `path`.
     """
-    spark = table.state.spark
+    state, path = table.state, sql.col("path")
     logged = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     own_keys = sorted({path_of(location) for location in logged})
     # The folder itself is listed too, since an inventory may be older than its newest metadata file.
-    above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
-    siblings = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
-    is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
-    named = listed.select("path").where(is_metadata).union(siblings.select("path"))
-    named = named.withColumn("key", folder.key_of(F.col("path"))).dropDuplicates(["key"])
-    keys = local_frame(spark, pa.table([own_keys], ["key"]))
-    files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))
+    above = pa.table([[join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]], ["path"])
+    find = _MetadataFolders(reader)
+    if isinstance(listed, pa.Table):
+        siblings: Relation = map_on_driver(above, find, WALKED)
+    else:
+        siblings = map_arrow(local_frame(state.spark, above), find, WALKED)
+    may_be_metadata = of_text(
+        sql.call("contains", path, ".metadata.json"), path, lambda text: ".metadata.json" in text, pa.bool_()
+    )
+    named = union(
+        some_columns(where(listed, may_be_metadata & finds(path, METADATA_FILE)), ["path"]),
+        some_columns(siblings, ["path"]),
+        state,
+    )
+    named = grouped(named, [folder.key_of(path).alias("key")], [sql.call("first", path).alias("path")])
+    named = matching(named, pa.table([own_keys], ["key"]), {"key": "key"}, absent=True)
+    files = computed(with_columns(named, _table_key().alias("table")))
     _refuse_copy(table, files)
     own_tables = {join(path_of(table.metadata.location), ""), _folder_of(path_of(table.metadata_location))}
-    holds = F.lit(folder.key).startswith(F.col("table")) | F.col("table").isin(sorted(own_tables))
-    uuids = map_arrow(files.where(holds).select("path"), _UuidReader(reader), _UUIDS)
-    is_other = F.substring_index("path", "/", -1) == file_name(table.metadata_location)
+    of_table = sql.col("table")
+    holds = of_text(
+        sql.call("startswith", folder.key, of_table) | of_table.isin(sorted(own_tables)),
+        of_table,
+        lambda text: folder.key.startswith(text) or text in own_tables,
+        pa.bool_(),
+    )
+    uuids = mapped(some_columns(where(files, holds), ["path"]), _UuidReader(reader), _UUIDS)
+    is_other = name_of(path) == file_name(table.metadata_location)
     if table.metadata.table_uuid is not None:
         # Metadata of version 1 may have no uuid.
-        is_other |= ~F.lower("table_uuid").eqNullSafe(str(table.metadata.table_uuid))
-    metadata_files = [row.path for row in uuids.where(is_other).limit(_NAMED_UUIDS).collect()]
-    return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), metadata_files)
+        is_other |= ~sql.call("lower", sql.col("table_uuid")).eqNullSafe(str(table.metadata.table_uuid))
+    metadata_files = head(where(uuids, is_other), _NAMED_UUIDS).column("path").to_pylist()
+    below = grouped(where(files, ~holds), [of_table.alias("key")], [sql.call("first", path).alias("path")])
+    return OtherTables(some_columns(below, ["key"]), metadata_files)
 
 
-def _refuse_copy(table: BaseTable, files: DataFrame) -> None:
+def _refuse_copy(table: BaseTable, files: Relation) -> None:
     """Raise ValidationError if the table's location has its current metadata file, and it was opened elsewhere.
 
     Args:
@@ -324,8 +406,8 @@ def _refuse_copy(table: BaseTable, files: DataFrame) -> None:
     """
     opened = table.metadata_location
     at_location = join(join(path_of(table.metadata.location), METADATA), file_name(opened))
-    for row in files.where(F.col("key") == at_location).limit(1).collect():
-        problem = f"it was opened by {opened}, and its location has this file as {row.path}: open the table there"
+    if (copy := first(files, sql.col("key") == at_location)) is not None:
+        problem = f"it was opened by {opened}, and its location has this file as {copy['path']}: open the table there"
         raise ValidationError(f"{table.full_name}: {problem}")
 
 
@@ -338,9 +420,11 @@ def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) ->
         )
 
 
-def _table_key() -> Any:
+def _table_key() -> Sql:
     """Return the folder of the table that has a metadata file, by the file's `key`."""
-    return F.regexp_extract("key", rf"(?s)^(.*?/)(?:{METADATA}/)?[^/]*$", 1)
+    pattern, key = rf"(?s)^(.*?/)(?:{METADATA}/)?[^/]*$", sql.col("key")
+    compiled = re.compile(pattern)
+    return of_text(sql.call("regexp_extract", key, pattern, 1), key, lambda text: compiled.sub(r"\1", text))
 
 
 def _folder_of(key: str) -> str:

@@ -14,16 +14,32 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.checks import Options, Rule, one_of, option
+from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import Plan, PlanSummary
+from sparkmeta.commit.relation import first, some_columns
 from sparkmeta.commit.sorted_manifests import task_reader
+from sparkmeta.entries import relation
+from sparkmeta.entries.relation import (
+    collected,
+    computed,
+    frame_of,
+    grouped,
+    head,
+    pairs,
+    select,
+    where,
+    with_columns,
+)
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.expire_snapshots import to_millis
 from sparkmeta.maintain.orphan_tasks import (
     FILES,
     Folder,
     equal_names,
+    finds,
     hidden_pattern,
     inventory_files,
+    name_of,
     other_tables,
     prefix_of,
     refuse_shared,
@@ -34,7 +50,6 @@ from sparkmeta.maintain.reachable import count_files, reachable_paths
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
@@ -42,9 +57,12 @@ from sparkmeta.storage.location import is_local, join, local_path, path_of, sche
 from sparkmeta.storage.writing import TEMPORARY_PATTERN
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
+    from sparkmeta.columns.sql import Aliased, Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.state import TableState
 
 
 # -- The options of `Maintenance.remove_orphan_files` -----------------------------------------------------------------
@@ -129,6 +147,8 @@ class OrphanOptions(Options):
 
 # Maximum number of folders, and of pairs of prefixes, to name.
 _NAMED = 10
+_COMPARED = ("newest", "has_prefix", "is_below")
+_MISMATCHED = "is_mismatched"
 
 
 @dataclass(frozen=True)
@@ -203,7 +223,7 @@ class _Orphans(NamedTuple):
     """
 
     metadata_location: str
-    files: DataFrame
+    files: Relation
     elsewhere: int
 
 
@@ -229,7 +249,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
             NotFoundError: there is no file below the location, or a manifest or list of the table is gone.
             ValidationError: another table shares the location, or files have another scheme or authority in the table.
         """
-        orphans = _deletable(self._orphans.files)
+        orphans = frame_of(_deletable(self._orphans.files), self.table.state)
         path, size = F.col("path").alias("file_path"), F.col("length").alias("file_size_in_bytes")
         return orphans.select("content", path, size, F.timestamp_millis("modified_ms").alias("last_modified"))
 
@@ -238,7 +258,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         return self._summary
 
     def commit(self) -> Deletion:
-        """Delete the orphans by tasks. Deleted files can't be restored.
+        """Delete the orphans, many by tasks. Deleted files can't be restored.
 
         If the table has changed since the search, files that it needs by now stay. It is not an error if a file can't
         be deleted: the file is counted, and the next plan retries it. A second call deletes nothing.
@@ -260,7 +280,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         if current.metadata_location != orphans.metadata_location:
             with translated_errors():
                 orphans = self._unneeded(current, orphans.files)
-        return delete_files(_deletable(orphans.files), executor_writer(current.state.files), count)
+        return delete_files(_deletable(orphans.files), executor_writer(current.state.files), current.state, count)
 
     def _outcome(self) -> dict[str, Any] | None:
         return asdict(self._committed[0]) if self._committed else None
@@ -268,104 +288,125 @@ class OrphanPlan(Plan[TableT, Deletion]):
     @cached_property
     def _summary(self) -> OrphanSummary:
         counts = count_files(_deletable(self._orphans.files))
-        other_folders = self._other_tables.limit(_NAMED).collect()
+        others = head(self._other_tables, _NAMED).column("key").to_pylist()
+        mismatched = where(self._orphans.files, sql.col(_MISMATCHED)) if self.rules.mismatch == IGNORE else None
         return OrphanSummary(
             table=self.table.full_name,
             location=self.rules.folder.location,
             older_than=datetime.fromtimestamp(self.rules.older_than_ms / 1000, UTC).isoformat(timespec="seconds"),
-            listed=self._listed.count(),
+            listed=relation.count(self._listed),
             files=counts.files,
             bytes=counts.bytes,
             elsewhere=self._orphans.elsewhere,
-            mismatched=self._orphans.files.where("is_mismatched").count() if self.rules.mismatch == IGNORE else 0,
-            other_tables=tuple(sorted(row.key for row in other_folders)),
+            mismatched=0 if mismatched is None else relation.count(mismatched),
+            other_tables=tuple(sorted(others)),
         )
 
     @cached_property
-    def _listed(self) -> DataFrame:
+    def _listed(self) -> Relation:
         """The files below the location, except hidden ones: `FILES`, with the hash of their key."""
-        folder, state = self.rules.folder, self.table.state
-        spark = state.spark
+        folder, state, path, key = self.rules.folder, self.table.state, sql.col("path"), sql.col("key")
         hidden = hidden_pattern(self.table.metadata.partition_specs)
-        path = F.col("path")
         if self.inventory is None:
-            files = walked_files(spark, task_reader(state), folder.location, hidden)
+            files = walked_files(state, task_reader(state), folder.location, hidden)
         else:
-            files = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
-        keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
-        below = F.substr("key", F.lit(len(folder.key)))
-        may_hide = below.contains("/_") | below.contains("/.")
-        listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))).select(*FILES, _hash()))
-        if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
-            source = "" if self.inventory is None else " in the inventory"
-            raise NotFoundError(f"{folder.location}: there is no file below it{source}")
+            files = where(inventory_files(self.inventory), folder.has_prefix_of(path, or_none=False))
+        keyed = where(with_columns(files, folder.key_of(path).alias("key")), key.startswith(folder.key))
+        listed = computed(select(where(keyed, ~folder.hides(key, hidden)), [*map(_named, FILES), _hash()]))
+        if first(listed) is None and (self.inventory is None or not self.inventory.isEmpty()):
+            problem = "there is no file below it" + ("" if self.inventory is None else " in the inventory")
+            raise NotFoundError(f"{folder.location}: {problem}")
         return listed
 
     @cached_property
-    def _other_tables(self) -> DataFrame:
+    def _other_tables(self) -> Relation:
         """The folders of other tables below the location: rows of `key`."""
-        other = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
+        others = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
         if not self.rules.shared_location:
-            refuse_shared(self.table, self.rules.folder.location, other.metadata_files)
-        return materialize(other.below)
+            refuse_shared(self.table, self.rules.folder.location, others.metadata_files)
+        return computed(others.below)
 
     @cached_property
     def _orphans(self) -> _Orphans:
         with translated_errors():
             files = self._listed
-            if not self._other_tables.isEmpty():
-                folders = F.broadcast(self._other_tables.withColumnRenamed("key", "folder"))
-                is_below = self.rules.folder.key_of(F.col("path")).startswith(F.col("folder"))
-                files = files.join(folders, is_below, "left_anti")
+            if first(self._other_tables) is not None:
+                files = self._outside(files, self._other_tables)
             # The table is loaded after the listing, so that it has the files of commits that ended before it.
             return self._unneeded(self.table.refresh(), files)
 
-    def _unneeded(self, table: BaseTable, files: DataFrame) -> _Orphans:
-        """Return the old files that a version of the table does not need. Runs jobs.
+    def _in_spark(self, files: Relation, state: TableState) -> DataFrame:
+        """Return files with hashes that Spark computes, which differ from the driver's."""
+        if not isinstance(files, pa.Table):
+            return files
+        frame = frame_of(files.select(FILES), state)
+        keyed = with_columns(frame, self.rules.folder.key_of(sql.col("path")).alias("key"))
+        return select(keyed, [*map(_named, FILES), _hash()])
+
+    def _outside(self, files: Relation, folders: Relation) -> Relation:
+        """Return the files that are below none of some folders, rows of `key`."""
+        if isinstance(files, pa.Table) and isinstance(folders, pa.Table):
+            keys = tuple(folders.column("key").to_pylist())
+            paths = map(path_of, files.column("path").to_pylist())
+            return files.filter(pa.array([not path.startswith(keys) for path in paths], pa.bool_()))
+        is_below = self.rules.folder.key_of(sql.col("path")).column().startswith(F.col("folder"))
+        frame, state = frame_of(files, self.table.state), self.table.state
+        return frame.join(F.broadcast(frame_of(folders, state).toDF("folder")), is_below, "left_anti")
+
+    def _unneeded(self, table: BaseTable, files: Relation) -> _Orphans:
+        """Return the old files that a version of the table does not need. May run jobs.
 
         Raises:
             ValidationError: see `files`.
         """
         refuse_without_gc(table.metadata)
-        files, needed = files.select(*FILES, "hash"), _needed_paths(table)
+        files, needed = some_columns(files, (*FILES, "hash")), _needed_paths(table)
+        if not (isinstance(files, pa.Table) and isinstance(needed, pa.Table)):
+            files, needed = self._in_spark(files, table.state), frame_of(needed, table.state)
         _refuse_link(table, self.rules.folder, needed)
-        by_hash = self._compared(files, needed)
-        is_old = F.col("newest") < self.rules.older_than_ms
+        newest, has_prefix, is_below = (sql.col(name) for name in _COMPARED)
+        is_old = newest < self.rules.older_than_ms
         if self._lacks_times:
-            is_old |= F.col("newest").isNull()
-        is_orphan = is_old & ~F.coalesce("has_prefix", F.lit(False))
-        chosen_hashes = materialize(by_hash.where(~F.col("is_below") | is_orphan))
-        is_mismatched = F.lit(False) if self.rules.mismatch == DELETE else F.col("has_prefix").isNotNull()
-        rows = files.join(chosen_hashes.where("is_below"), "hash").withColumn("is_mismatched", is_mismatched)
+            is_old |= newest.isNull()
+        is_orphan = is_old & ~sql.coalesce(has_prefix, False)
+        chosen = computed(where(self._compared(files, needed, table.state), ~is_below | is_orphan))
+        is_mismatched = sql.lit(False) if self.rules.mismatch == DELETE else has_prefix.isNotNull()
+        by_hash = select(where(chosen, is_below), [_named("hash"), _named("newest"), is_mismatched.alias(_MISMATCHED)])
+        rows = pairs(files, by_hash, "hash")
+        older = sql.col("modified_ms") < self.rules.older_than_ms
         if self._lacks_times:
-            statted = with_local_status(rows.select(*FILES, "hash", "is_mismatched"))
-            rows = statted.where(F.col("modified_ms") < self.rules.older_than_ms)
+            rows = where(with_local_status(some_columns(rows, (*FILES, "hash", _MISMATCHED))), older)
         else:
             # An inventory of a bucket with versions has several rows for a file. The newest counts.
-            rows = rows.where("modified_ms = newest").dropDuplicates(["path"])
-        keyed = rows.withColumn("key", self.rules.folder.key_of(F.col("path")))
-        unneeded = materialize(
-            keyed.select(_content(table).alias("content"), "path", "key", *FILES[1:], "hash", "is_mismatched")
-        )
+            rows = where(rows, sql.col("modified_ms") == newest)
+            others = [sql.call("first", sql.col(name)).alias(name) for name in (*FILES[1:], "hash", _MISMATCHED)]
+            rows = grouped(rows, [_named("path")], others)
+        keyed = with_columns(rows, self.rules.folder.key_of(sql.col("path")).alias("key"))
+        shown = [_content(table).alias("content"), *map(_named, ("path", "key", *FILES[1:], "hash", _MISMATCHED))]
+        unneeded = computed(select(keyed, shown))
         if self.rules.mismatch == ERROR:
-            _refuse_mismatched(self.rules.folder, unneeded.where("is_mismatched"), needed)
-        return _Orphans(table.metadata_location, unneeded, chosen_hashes.where("NOT is_below").count())
+            _refuse_mismatched(self.rules.folder, where(unneeded, sql.col(_MISMATCHED)), needed)
+        return _Orphans(table.metadata_location, unneeded, relation.count(where(chosen, ~is_below)))
 
-    def _compared(self, files: DataFrame, needed: DataFrame) -> DataFrame:
+    def _compared(self, files: Relation, needed: Relation, state: TableState) -> Relation:
         """Return a row for each hash of a key of listed or needed files.
 
         `newest` is the time of the newest listed file. `has_prefix` is whether a needed file has the folder's prefix;
         it is null if no file is needed. `is_below` is whether a listed or needed file is below the folder. Spark groups
         numbers faster than paths. An orphan stays if another path has the same hash.
         """
-        folder, path = self.rules.folder, F.col("path")
-        no_time, no_file = F.lit(None).cast("long"), F.lit(None).cast("boolean")
-        listed = files.select("hash", "modified_ms", no_file, F.lit(True))
-        keyed = needed.select("path", folder.key_of(path).alias("key"))
-        is_below, has_prefix = F.col("key").startswith(folder.key), folder.has_prefix_of(path, or_none=True)
-        names = ("newest", "has_prefix", "is_below")
-        united = listed.union(keyed.select(_hash(), no_time, has_prefix, is_below)).toDF("hash", *names)
-        return united.groupBy("hash").agg(*(F.max(name).alias(name) for name in names))
+        folder, path = self.rules.folder, sql.col("path")
+        no_time, no_file = sql.lit(None).cast("bigint"), sql.lit(None).cast("boolean")
+        keyed = select(needed, [_named("path"), folder.key_of(path).alias("key")])
+        is_below = sql.col("key").startswith(folder.key)
+        of_listed = (sql.col("modified_ms"), no_file, sql.lit(True))
+        of_needed = (no_time, folder.has_prefix_of(path, or_none=True), is_below)
+        listed, others = (
+            select(rows, [key, *(value.alias(name) for value, name in zip(values, _COMPARED, strict=True))])
+            for rows, key, values in ((files, _named("hash"), of_listed), (keyed, _hash(), of_needed))
+        )
+        latest = [sql.call("max", sql.col(name)).alias(name) for name in _COMPARED]
+        return grouped(relation.union(listed, others, state), [_named("hash")], latest)
 
     @property
     def _lacks_times(self) -> bool:
@@ -389,7 +430,7 @@ def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
     return OrphanPlan(table, rules, options.files)
 
 
-def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:
+def _refuse_link(table: BaseTable, folder: Folder, needed: Relation) -> None:
     """Raise ValidationError if a local folder is a link, and the table names files in the link's target.
 
     A listing has such files under the link's path, where nothing needs them. If a tree has relative locations, the link
@@ -399,50 +440,53 @@ def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:
     target = os.path.realpath(path) if path else ""
     if target.rstrip("/") == path.rstrip("/"):
         return
-    for row in needed.where(folder.key_of(F.col("path")).startswith(join(target, ""))).limit(1).collect():
-        problem = f"{path} is a link to {target}, where the table has the file {row.path}: open the table there"
+    if (row := first(needed, folder.key_of(sql.col("path")).startswith(join(target, "")))) is not None:
+        problem = f"{path} is a link to {target}, where the table has the file {row['path']}: open the table there"
         raise ValidationError(f"{table.full_name}: {problem}")
 
 
-def _hash() -> Column:
-    return F.xxhash64("key").alias("hash")
+def _named(column: str) -> Aliased:
+    return sql.col(column).alias(column)
 
 
-def _needed_paths(table: BaseTable) -> DataFrame:
+def _hash() -> Aliased:
+    return sql.call("xxhash64", sql.col("key")).alias("hash")
+
+
+def _needed_paths(table: BaseTable) -> Relation:
     """Return the files that a table needs: its snapshots' files, its metadata files and its hint; rows of `path`."""
     paths = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     folders = {join(table.metadata.location, METADATA), table.metadata_location.rpartition("/")[0]}
     paths += [join(folder, VERSION_HINT) for folder in folders]
-    of_metadata = local_frame(table.state.spark, pa.table([paths], ["path"]))
-    return reachable_paths(table.state).union(of_metadata)
+    return relation.union(reachable_paths(table.state), pa.table([paths], ["path"]), table.state)
 
 
-def _content(table: BaseTable) -> Column:
+def _content(table: BaseTable) -> Sql:
     """Return the kind of a file, by its name and folder."""
-    metadata_folders = {
-        path_of(join(table.metadata.location, METADATA)),
-        path_of(table.metadata_location.rpartition("/")[0]),
-    }
-    is_metadata = F.col("path").rlike(METADATA_FILE)
-    for folder in sorted(metadata_folders):
-        is_metadata |= F.col("key").startswith(join(folder, ""))
-    is_unfinished = F.substring_index("path", "/", -1).rlike(f"^{TEMPORARY_PATTERN}$")
-    return F.when(is_unfinished, "unfinished write").when(is_metadata, "metadata").otherwise("data")
+    folders = {path_of(join(table.metadata.location, METADATA)), path_of(table.metadata_location.rpartition("/")[0])}
+    path, key = sql.col("path"), sql.col("key")
+    is_metadata = finds(path, METADATA_FILE)
+    for folder in sorted(folders):
+        is_metadata |= key.startswith(join(folder, ""))
+    is_unfinished = finds(name_of(path), f"^{TEMPORARY_PATTERN}$")
+    return sql.when(is_unfinished, "unfinished write").when(is_metadata, "metadata").otherwise("data")
 
 
-def _deletable(files: DataFrame) -> DataFrame:
-    return files.where("NOT is_mismatched")
+def _deletable(files: Relation) -> Relation:
+    return where(files, ~sql.col(_MISMATCHED))
 
 
-def _refuse_mismatched(folder: Folder, mismatched: DataFrame, needed: DataFrame) -> None:
-    if mismatched.isEmpty():
+def _refuse_mismatched(folder: Folder, mismatched: Relation, needed: Relation) -> None:
+    if first(mismatched) is None:
         return
-    path = F.col("path")
-    keyed = needed.select(folder.key_of(path).alias("key"), prefix_of(path).alias("prefix"))
-    by_prefix = keyed.join(mismatched, "key").groupBy("prefix")
-    counts = by_prefix.agg(F.count_distinct("path").alias("files"), F.min("path").alias("path"))
-    pairs = counts.orderBy("prefix").limit(_NAMED).collect()
-    listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)
+    path = sql.col("path")
+    keyed = select(needed, [folder.key_of(path).alias("key"), prefix_of(path).alias("prefix")])
+    both = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
+    count, least = sql.call("sum", 1).alias("files"), sql.call("min", path).alias("path")
+    distinct = some_columns(grouped(both, [_named("prefix"), _named("path")], [count]), ("prefix", "path"))
+    by_prefix = collected(grouped(distinct, [_named("prefix")], [count, least]))
+    rows = by_prefix.sort_by("prefix").slice(0, _NAMED).to_pylist()
+    listed = "; ".join(f"{row['prefix']} has {row['files']} files, such as {row['path']}" for row in rows)
     raise ValidationError(
         f"{folder.location}: the table has files of the same paths under another scheme or authority: {listed}: "
         "say which are equal by equal_schemes and equal_authorities, or set prefix_mismatch_mode to ignore or delete"

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns import sql
-from sparkmeta.commit.relation import computed, first, matching
+from sparkmeta.commit.relation import first
 from sparkmeta.commit.sorted_manifests import task_reader
-from sparkmeta.entries.relation import frame_of, grouped, select, union, where
+from sparkmeta.entries.relation import computed, frame_of, grouped, matching, select, union, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.manifests import driver_reads_lists
 from sparkmeta.inspect.metadata_rows import driver_opens
@@ -33,7 +33,7 @@ from sparkmeta.maintain.reachable_tasks import (
     listed_manifests,
 )
 from sparkmeta.manifests.placement import MOST_ENTRIES
-from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
+from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def public_files(files: DataFrame) -> DataFrame:
     return existing.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
 
 
-def reachable_paths(state: TableState) -> DataFrame:
+def reachable_paths(state: TableState) -> Relation:
     """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. May run jobs.
 
     Raises:
@@ -142,7 +142,7 @@ def reachable_paths(state: TableState) -> DataFrame:
     with translated_errors():
         manifests = computed(_listed(state, ()))
         of_metadata = _columns(_of_metadata(state, manifests, ()), ["path"])
-        return frame_of(union(of_metadata, _content_files(state, manifests, PATHS), state), state)
+        return union(of_metadata, _content_files(state, manifests, PATHS), state)
 
 
 def _unneeded(reached: Relation) -> Relation:
@@ -211,7 +211,7 @@ def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) ->
     else:
         count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
     frame = frame_of(readable, state)
-    return map_arrow(frame.repartition(read_tasks(state.spark, count, size)), reader, schema)
+    return map_arrow(in_tasks(frame, read_tasks(state.spark, count, size)), reader, schema)
 
 
 def _columns(rows: Relation, names: Sequence[str]) -> Relation:
@@ -246,7 +246,7 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     if driver_reads_lists(state, len(lists), MOST_ENTRIES):
         rows = pa.concat_tables([map_on_driver(lists, reader, LISTED), inline])
     else:
-        frame = local_frame(state.spark, lists).repartition(read_tasks(state.spark, len(lists), 0))
+        frame = in_tasks(local_frame(state.spark, lists), read_tasks(state.spark, len(lists), 0))
         rows = map_arrow(frame, reader, LISTED)
         rows = rows.union(local_frame(state.spark, inline)) if len(inline) else rows
     keys = ("content", "path", "dv", "removed")

@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.entries.arrays import is_live, kept_rows, may_be_live
 from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.relation import collected, frame_of, grouped, where
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
-from sparkmeta.session import map_arrow, read_tasks
+from sparkmeta.session import in_tasks, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+    from sparkmeta.entries.relation import Relation
+    from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
 
 
@@ -388,11 +389,13 @@ def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
         return None
 
 
-# -- Delete files in Spark tasks --------------------------------------------------------------------------------------
+# -- Delete files ----------------------------------------------------------------------------------------------------
 
 
 # Maximum number of messages about files that could not be deleted.
 _MESSAGES = 20
+# Maximum number of files that the driver deletes, which is one request of S3.
+_MOST_DELETED = 1000
 
 _DELETED = pa.schema(
     [
@@ -421,30 +424,39 @@ class Deletion:
     problems: tuple[str, ...]
 
 
-def delete_files(files: DataFrame, writer: ExecutorWriter, count: int | None = None) -> Deletion:
-    """Delete files by tasks. It is not an error if a file can't be deleted.
+def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, count: int | None = None) -> Deletion:
+    """Delete files, few by the driver, many by tasks. It is not an error if a file can't be deleted.
 
     Args:
         files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.
-        writer: deletes files in tasks.
+        writer: deletes files.
+        state: the table.
         count: the maximum number of files; None if it is unknown.
     """
-    existing = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession, count, 0))
-    outcomes = map_arrow(existing, _Deleter(writer), _DELETED)
-    counted = outcomes.groupBy("content").agg(
-        F.count_if(~F.col("failed")).alias("files"),
-        F.sum(F.when(~F.col("failed"), F.col("length"))).alias("bytes"),
-        F.count_if("failed").alias("failed"),
-        F.slice(F.collect_list("problem"), 1, _MESSAGES).alias("problems"),
-    )
+    present = where(files, sql.col("content") != MISSING)
+    if isinstance(present, pa.Table) and state.access.driver_opens(len(present), _MOST_DELETED):
+        outcomes: Relation = map_on_driver(present, _Deleter(writer), _DELETED, runs=True)
+    else:
+        frame = in_tasks(frame_of(present, state), read_tasks(state.spark, count, 0))
+        outcomes = map_arrow(frame, _Deleter(writer), _DELETED)
+    failed, length = sql.col("failed"), sql.col("length")
+    figures = {
+        "files": sql.call("sum", sql.when(failed, 0).otherwise(1)),
+        "bytes": sql.call("sum", sql.when(failed, 0).otherwise(length)),
+        "failed": sql.call("sum", sql.when(failed, 1).otherwise(0)),
+        "problems": sql.call("collect_list", sql.col("problem")),
+    }
+    by_content = [sql.col("content").alias("content")]
     # Without checkpoints, the job also computes which files these are.
     with translated_errors():
-        rows = counted.orderBy("content").collect()
+        counted = collected(grouped(outcomes, by_content, [each.alias(name) for name, each in figures.items()]))
+    rows = counted.sort_by("content").to_pylist()
+    problems = [problem for row in rows for problem in row["problems"] if problem is not None]
     return Deletion(
-        files={row.content: row.files for row in rows},
-        bytes={row.content: row.bytes or 0 for row in rows},
-        failed=sum(row.failed for row in rows),
-        problems=tuple(problem for row in rows for problem in row.problems)[:_MESSAGES],
+        files={row["content"]: row["files"] for row in rows},
+        bytes={row["content"]: row["bytes"] or 0 for row in rows},
+        failed=sum(row["failed"] for row in rows),
+        problems=tuple(problems[:_MESSAGES]),
     )
 
 

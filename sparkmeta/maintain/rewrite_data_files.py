@@ -32,7 +32,7 @@ from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
 from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
-from sparkmeta.session import map_arrow
+from sparkmeta.session import map_arrow, tasks_of_work
 from sparkmeta.spec.schema import way_to
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.terms import CALL, Terms, parts_of
@@ -136,8 +136,7 @@ class Rewrite:
         outputs = live_groups.column("outputs").to_pylist()
         if self.order is None:
             if any(stays):
-                packed = sum(count for count, is_packed in zip(outputs, stays, strict=True) if is_packed)
-                written.append(self._pack(files.where("stays"), packed))
+                written.append(self._pack(files.where("stays"), live_groups.filter(live_groups.column("stays"))))
             if not all(stays):
                 moved = sum(count for count, is_packed in zip(outputs, stays, strict=True) if not is_packed)
                 written.append(self._arrange(files.where("NOT stays"), _UNSORTED, moved))
@@ -151,15 +150,17 @@ class Rewrite:
 
     # -- From file to file --------------------------------------------------------------------------------------------
 
-    def _pack(self, files: DataFrame, outputs: int) -> DataFrame:
-        """Write the rows of files to new files of the same partition and spec."""
+    def _pack(self, files: DataFrame, groups: pa.Table) -> DataFrame:
+        """Write the rows of groups' files to files of the same partition and spec. A task writes several small ones."""
         schema = self.state.metadata.schema()
         rows = task_rows(self.state, schema, self._lineage)
         tasks = replace(data_file_tasks(self.target, self.schema), sort_order_id=_UNSORTED.order_id)
         names = {field.field_id: field.name for field in self.state.types.partition_type.fields}
         fields = tuple(names[field.field_id] for field in self.target.metadata.spec().fields)
         pack = PackTasks(rows, tuple(field.name for field in self.schema.fields), tasks, fields)
-        placed = self._outputs(files).repartition(max(1, min(outputs, most_tasks(self.state.spark))))
+        outputs, count, size = (pc.sum(groups.column(name)).as_py() for name in ("outputs", "files", "bytes"))
+        needed = min(outputs, tasks_of_work(count, size), most_tasks(self.state.spark))
+        placed = self._outputs(files).repartition(max(1, needed))
         return written_files(self.state, map_arrow(placed, pack.write, tasks.result_schema), tasks.name)
 
     def _outputs(self, files: DataFrame) -> DataFrame:

@@ -203,7 +203,8 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     form = manifest_format(state, group.content, group.spec_id, name, options.target_manifest_bytes)
     tasks = ManifestTasks(form, group.keys, task_reader(state))
     projection = state.projection(("first_row_id",))
-    units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
+    parts = manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes)
+    units = spread(state.spark, parts, total_bytes(group.manifests))
     entries = state.live_entries(group.manifests, state.projection(("version_info",)))
     live_total = live_count(group.manifests)
     about = total_bytes(group.manifests) // _ENTRY_BYTES if live_total is None else live_total

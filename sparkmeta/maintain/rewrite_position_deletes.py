@@ -26,8 +26,9 @@ from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.arrays import entry_count
+from sparkmeta.entries.arrays import entry_count, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.entries.relation import Rows, frame_of, grouped, matching, select, totals, union, where
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
@@ -38,7 +39,7 @@ from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter, full_partition, manifest_path, tuple_matches
 from sparkmeta.plan.prune import live_manifests, prune_manifests
-from sparkmeta.session import map_arrow, materialize, read_tasks
+from sparkmeta.session import in_tasks, map_arrow, materialize, read_tasks
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 from sparkmeta.spec.metadata import has_tree
@@ -59,8 +60,10 @@ from sparkmeta.write.tasks import LocationProvider, deleted_on_failure, named_on
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.columns.sql import Sql
     from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.write.delete_tasks import WriteTasks
@@ -118,24 +121,24 @@ class DeleteRewriteOptions(BranchOptions):
 # -- Choose the position deletes to rewrite. Spark jobs ---------------------------------------------------------------
 
 
-_IS_VECTOR = "file_format = 'PUFFIN'"
+_IS_VECTOR = sql.col("file_format") == "PUFFIN"
 _GROUP, _PATH = "delete_group", "delete_of"
 
 
-def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFrame:
+def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> Relation:
     """Return the entries of the position deletes to rewrite. May run a job."""
     scan = ScanFilter.of(state, options.row_filter)
     manifests = live_manifests(state.delete_manifests)
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
-    live = state.live_entries(manifests, projection)
-    positional = live.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    matching = positional.where(tuple_matches(scan).text)
+    is_positional = sql.col("content_type") == int(ContentType.POSITION_DELETES)
+    positional = where(state.relation(manifests, projection), is_live_entry() & is_positional)
+    chosen = where(positional, tuple_matches(scan))
     if options.rewrite_all:
-        return matching
+        return chosen
     sizes = options.sizes(state.metadata.properties)
     if state.metadata.format_version >= VECTORS_SINCE:
-        return _without_large_puffin_files(matching, options.min_input_files, sizes)
-    return _unsuitable_files(matching, state, options.min_input_files, sizes)
+        return _without_large_puffin_files(chosen, state, options.min_input_files, sizes)
+    return _unsuitable_files(frame_of(chosen, state), state, options.min_input_files, sizes)
 
 
 class SmallPuffinFiles(NamedTuple):
@@ -150,30 +153,29 @@ class SmallPuffinFiles(NamedTuple):
         return None if self.files < min_input_files or self.files <= after else after
 
 
-def small_puffin_files(
-    vectors: DataFrame, file: str, size: str, sizes: FileSizes
-) -> tuple[DataFrame, SmallPuffinFiles]:
-    """Return the small Puffin files, rows of `file`, and their number. Runs a job.
+def small_puffin_files(vectors: Rows, file: str, size: Sql, sizes: FileSizes) -> tuple[Rows, SmallPuffinFiles]:
+    """Return the small Puffin files, rows of `file`, and their number. For a DataFrame, runs a job.
 
     Args:
         vectors: a row for each deletion vector.
         file: the column that identifies the Puffin file.
-        size: the size of the vector in bytes, in SQL.
+        size: the size of the vector in bytes.
     """
-    by_file = vectors.groupBy(file).agg(F.expr(f"sum({size})").alias("size"))
-    small_files = by_file.where(F.col("size") < sizes.least)
-    figures = small_files.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
-    return small_files.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
+    key, total = sql.col(file).alias(file), sql.col("size")
+    small = where(grouped(vectors, [key], [sql.call("sum", size).alias("size")]), total < sizes.least)
+    figures = totals(small, [sql.call("sum", 1).alias("files"), sql.call("sum", total).alias("bytes")])
+    return select(small, [key]), SmallPuffinFiles(figures["files"] or 0, figures["bytes"] or 0)
 
 
-def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes: FileSizes) -> DataFrame:
+def _without_large_puffin_files(
+    chosen: Relation, state: TableState, min_input_files: int, sizes: FileSizes
+) -> Relation:
     """Return all position delete files, and the deletion vectors of small Puffin files if fewer files result."""
-    files = matching.where(f"NOT ({_IS_VECTOR})")
-    vectors = matching.where(_IS_VECTOR)
-    small_files, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
+    files, vectors = where(chosen, ~_IS_VECTOR), where(chosen, _IS_VECTOR)
+    small, count = small_puffin_files(vectors, "location", sql.col("deletion_vector.size_in_bytes"), sizes)
     if count.merged(sizes, min_input_files) is None:
         return files
-    return files.unionByName(vectors.join(small_files, "location", "left_semi").select(*files.columns))
+    return union(files, matching(vectors, small, {"location": "location"}), state)
 
 
 def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
@@ -237,7 +239,7 @@ class DeleteRewrite:
     options: DeleteRewriteOptions
 
     @cached_property
-    def entries(self) -> DataFrame:
+    def entries(self) -> Relation:
         """The chosen entries: position delete files, and the deletion vectors of small Puffin files. May run a job."""
         return chosen_entries(self.state, self.options)
 
@@ -279,23 +281,22 @@ class DeleteRewrite:
     def _masks(self, size: int) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
         state = self.state
-        blob = F.col("deletion_vector")
-        vector = F.struct(
-            "referenced_file", blob["offset"].alias("offset"), blob["size_in_bytes"].alias("size_in_bytes"),
-            "record_count",
-        )  # fmt: skip
-        units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
-        read_units = partial(read_masks, task_reader(state), state.types.locations)
-        entry_limit = entry_count(live_manifests(state.delete_manifests))
-        tasks = read_tasks(state.spark, entry_limit, None if entry_limit is None else size)
-        masks = map_arrow(units.repartition(tasks), read_units, MASK_SCHEMA)
+        places = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+        vector = sql.struct(*(sql.col(place).alias(place.rpartition(".")[2]) for place in places))
+        keys = [sql.col(name).alias(name) for name in ("location", "file_format")]
+        units = grouped(self.entries, keys, [sql.call("collect_list", vector).alias("vectors")])
+        read = partial(read_masks, task_reader(state), state.types.locations)
+        most = entry_count(live_manifests(state.delete_manifests))
+        tasks = read_tasks(state.spark, most, None if most is None else size)
+        masks = map_arrow(in_tasks(frame_of(units, state), tasks), read, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
         """Return masks ordered by data file, in as many tasks as there are new files of the target size."""
         size = masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0)).alias("size")).toArrow()["size"][0].as_py()
         count = max(1, min(-(-size // target), most_tasks(self.state.spark)))
-        return masks.repartitionByRange(count, "data_path").sortWithinPartitions("data_path")
+        ranges = masks.coalesce(1) if count == 1 else masks.repartitionByRange(count, "data_path")
+        return ranges.sortWithinPartitions("data_path")
 
     def _by_group(self, masks: DataFrame, target: int) -> DataFrame:
         """Return masks ordered by the column `group` and by data file. Each group becomes a file.
@@ -307,9 +308,11 @@ class DeleteRewrite:
         else:
             partition = partition_key(self.state).column()
             size = F.sum("file_size_in_bytes").over(Window.partitionBy("partition"))
-            groups = self.entries.select(
-                F.col("location").alias("delete_path"), partition.alias("partition"), "file_size_in_bytes"
-            ).select("delete_path", "partition", F.ceil(size / target).cast("int").alias("parts"))
+            groups = (
+                frame_of(self.entries, self.state)
+                .select(F.col("location").alias("delete_path"), partition.alias("partition"), "file_size_in_bytes")
+                .select("delete_path", "partition", F.ceil(size / target).cast("int").alias("parts"))
+            )
             part = F.pmod(F.hash("data_path"), F.col("parts"))
             grouped = masks.join(groups, "delete_path").withColumn(GROUP, F.struct("partition", part.alias("part")))
             grouped = grouped.drop("partition", "parts")
@@ -386,7 +389,7 @@ class DeleteRewriteStep(RewriteStep):
         planned = self.rewrite.state
         start = planned.snapshot.snapshot_id if planned.snapshot is not None else None
         since = snapshots_since(head, start)
-        replaced = materialize(_keyed(self.rewrite.entries).select(*_KEY))
+        replaced = materialize(_keyed(frame_of(self.rewrite.entries, planned)).select(*_KEY))
         deletes = materialize(_keyed(_live(head, head.delete_manifests)))
         present_deletes = materialize(deletes.join(replaced, _KEY, "left_semi"))
         for row in replaced.join(present_deletes, _KEY, "left_anti").limit(1).toArrow().to_pylist():
@@ -485,18 +488,27 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
 
     @cached_property
     def _summary(self) -> DeleteRewriteSummary:
-        is_vector = F.col("file_format") == "PUFFIN"
-        size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-        figures = self._rewrite.entries.agg(
-            F.count_if(~is_vector).alias("position_delete_files"),
-            F.count_distinct(F.when(is_vector, F.col("location"))).alias("puffin_files"),
-            F.count_if(is_vector).alias("deletion_vectors"),
-            F.coalesce(F.sum("record_count"), F.lit(0)).alias("records"),
-            F.coalesce(F.sum(size), F.lit(0)).alias("bytes"),
-        )
-        (row,) = figures.toArrow().to_pylist()
+        size = sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes"))
+        of_file = {
+            "entries": sql.call("sum", 1),
+            "records": sql.call("sum", sql.col("record_count")),
+            "bytes": sql.call("sum", size),
+        }
+        is_vector = _IS_VECTOR.alias("is_vector")
+        aggregates = [value.alias(name) for name, value in of_file.items()]
+        by_file = grouped(self._rewrite.entries, [is_vector, sql.col("location").alias("location")], aggregates)
+        entries = sql.col("entries")
+        figures = {
+            "position_delete_files": sql.call("sum", sql.when(sql.col("is_vector"), 0).otherwise(entries)),
+            "puffin_files": sql.call("sum", sql.when(sql.col("is_vector"), 1).otherwise(0)),
+            "deletion_vectors": sql.call("sum", sql.when(sql.col("is_vector"), entries).otherwise(0)),
+            "records": sql.call("sum", sql.col("records")),
+            "bytes": sql.call("sum", sql.col("bytes")),
+        }
+        row = totals(by_file, [value.alias(name) for name, value in figures.items()])
+        counts = {name: row[name] or 0 for name in figures}
         file_format = "PUFFIN" if self._rewrite.makes_vectors else "PARQUET"
-        return DeleteRewriteSummary(self.table.full_name, self._snapshot_id, file_format, **row)
+        return DeleteRewriteSummary(self.table.full_name, self._snapshot_id, file_format, **counts)
 
     def step(self) -> Step | None:
         """See `RewritePlan.step`. Writes the new delete files."""

@@ -210,6 +210,11 @@ def checked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader 
     return _exploded(spark, dvs, reader, _checked_ordinals, CHECKED_SCHEMA)
 
 
+def checked_ordinals_table(dvs: pa.Table, reader: RangeReader | None) -> pa.Table:
+    """Return what `checked_ordinals` does, read on the driver."""
+    return pa.Table.from_batches(_explode(reader, _checked_ordinals, dvs.to_batches()), CHECKED_SCHEMA)
+
+
 def _exploded(
     spark: SparkSession, dvs: pa.Table, reader: ExecutorReader | Files | None, decode: _Decode, schema: pa.Schema
 ) -> DataFrame:

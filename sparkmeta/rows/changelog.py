@@ -29,7 +29,7 @@ from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.rows.changed_files import DELETE, INSERT, changed_files
 from sparkmeta.rows.columns import field_values, shaped
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
-from sparkmeta.rows.read import RowScan, empty_rows, rows_of, union_of
+from sparkmeta.rows.read import RowScan, are_few, empty_rows, rows_of, rows_of_few, union_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,11 +91,12 @@ def read_changelog(changelog: Changelog) -> DataFrame:
     compared, plain = files.all_parts(), []
     if not changelog.net_changes:
         compared, plain = files.parts(files.mixed_ordinals), files.parts(files.mixed_ordinals, invert=True)
-    frames = [rows_of(rows, part) for part in plain]
+    read = rows_of_few if are_few(scan, files.all_parts()) else rows_of
+    frames = [read(rows, part) for part in plain]
     if compared:
         whole_rows = replace(rows, projection=schema)
-        compared_rows = _ComparedRows(schema, union_of(whole_rows, [rows_of(whole_rows, part) for part in compared]))
-        frames.append(compared_rows.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
+        changed = _ComparedRows(schema, union_of(whole_rows, [read(whole_rows, part) for part in compared]))
+        frames.append(changed.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
     return union_of(rows, frames)
 
 

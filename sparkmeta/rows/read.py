@@ -28,7 +28,10 @@ from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import (
+    PART_BYTES,
+    MatchingRows,
     driver_reads,
+    parts_table,
     read_by_tasks,
     read_in_batches,
     read_on_driver,
@@ -51,7 +54,7 @@ from sparkmeta.rows.planned import (
     plan_rows,
     read_files,
 )
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.spec.entry import ContentType
 
@@ -209,6 +212,27 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
         planned = task_files.frame(scan.state.spark)
         frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
     return union_of(scan, frames)
+
+
+def are_few(scan: RowScan, files: Iterable[PlannedFiles]) -> bool:
+    """Return whether one task reads files in the time in which Spark starts several.
+
+    Only Spark reads all variants.
+    """
+    schema, count, size = scan.filter.schema, 0, 0
+    for each in files:
+        count, size = count + len(each), size + int(each.numbers("file_size_in_bytes").sum())
+    if any(str(schema.find_field(field_id).field_type) == "variant" for field_id in schema.field_ids):
+        return False
+    access = scan.state.access
+    return access.tasks is not None and access.driver_opens(count, masks.DRIVER_REQUESTS) and size <= PART_BYTES
+
+
+def rows_of_few(scan: RowScan, files: PlannedFiles) -> DataFrame:
+    """Return what `rows_of` does for few files, read by one task."""
+    units = local_frame(scan.state.spark, parts_table(files.with_deletes())[0]).coalesce(1)
+    reader = MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns)
+    return map_arrow(units, reader.read, row_type(scan.state, scan.projection, scan.metadata_columns))
 
 
 def union_of(scan: RowScan, frames: Sequence[DataFrame]) -> DataFrame:

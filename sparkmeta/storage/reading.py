@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import NullType, StructField, StructType
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import (
     CorruptFileError,
     NotFoundError,
@@ -29,18 +30,20 @@ from sparkmeta.storage.location import (
     file_name,
     is_local,
     local_path,
+    normalize,
+    parts_of,
+    path_of,
     scheme,
     spark_path_key,
     store_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
 
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType
-
-    from sparkmeta.columns.sql import Sql
 
 
 # -- Locations in columns ---------------------------------------------------------------------------------------------
@@ -52,39 +55,55 @@ _PARTS: Final = r"(?s)^(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/]*))?(.*)$"
 _ODD: Final = r"^(?!/)|//|/\.|/$"
 
 
-def scheme_of(location: Column) -> Column:
+def of_text(value: Sql, text: Sql, convert: Callable[[str], Any], kind: pa.DataType | None = None) -> Sql:
+    """Return an expression of a text that Spark evaluates as SQL, and the driver by a function with the same results.
+
+    Args:
+        value: the expression for Spark.
+        text: what the function takes.
+        convert: the function.
+        kind: the type of its results. Defaults to string.
+    """
+    return Sql(value.text, "by value", text, convert, kind or pa.string())
+
+
+def _part_of(location: Sql, group: int) -> Sql:
+    return sql.call("regexp_extract", location, _PARTS, group)
+
+
+def scheme_of(location: Sql) -> Sql:
     """Return the schemes of locations, not normalized, or empty strings."""
-    return F.regexp_extract(location, _PARTS, 1)
+    return of_text(_part_of(location, 1), location, lambda text: parts_of(text)[0])
 
 
-def authority_of(location: Column) -> Column:
+def authority_of(location: Sql) -> Sql:
     """Return the authorities of locations, not normalized, or empty strings."""
-    return F.regexp_extract(location, _PARTS, 2)
+    return of_text(_part_of(location, 2), location, lambda text: parts_of(text)[1])
 
 
-def path_key(location: Column) -> Column:
+def path_key(location: Sql) -> Sql:
     """Return the comparable paths of files, without scheme and authority; see `storage.location.path_of`."""
-    path = F.regexp_extract(location, _PARTS, 3)
-    segments = F.aggregate(
-        F.split(path, "/"),
-        F.array().cast("array<string>"),
-        lambda names, name: (
-            F.when(name.isin("", "."), names)
-            .when(name == "..", F.slice(names, F.lit(1), F.greatest(F.size(names) - 1, F.lit(0))))
-            .otherwise(F.concat(names, F.array(name)))
-        ),
-    )
-    return F.when(path.rlike(_ODD), F.concat(F.lit("/"), F.array_join(segments, "/"))).otherwise(path)
+    path = _part_of(location, 3)
+
+    def joined(names: Sql, name: Sql) -> Sql:
+        above = sql.call("slice", names, 1, sql.call("greatest", sql.size(names) - 1, 0))
+        cases = sql.when(name.isin(("", ".")), names).when(name == "..", above)
+        return cases.otherwise(sql.concat(names, sql.array(name)))
+
+    segments = sql.aggregate(sql.call("split", path, "/"), Sql("CAST(array() AS array<string>)"), joined)
+    changed = sql.concat("/", sql.call("array_join", segments, "/"))
+    key = sql.when(sql.call("rlike", path, _ODD), changed).otherwise(path)
+    return of_text(key, location, path_of)
 
 
-def location_key(location: Column) -> Column:
+def location_key(location: Sql) -> Sql:
     """Return a form that is equal for all locations of a file; see `storage.location.normalize`."""
-    kind = F.lower(scheme_of(location))
-    scheme = F.when(kind == "", "file").when(kind.isin(sorted(S3_SCHEMES)), "s3").otherwise(kind)
-    authority = authority_of(location)
-    has_host = (authority != "") & (scheme != "file")
-    host = F.when(has_host, F.concat(F.lit("//"), authority)).otherwise("")
-    return F.concat(scheme, F.lit(":"), host, path_key(location))
+    written = sql.call("lower", _part_of(location, 1))
+    scheme = sql.when(written == "", "file").when(written.isin(sorted(S3_SCHEMES)), "s3").otherwise(written)
+    authority = _part_of(location, 2)
+    has_place = (authority != "") & (scheme != "file")
+    place = sql.when(has_place, sql.concat("//", authority)).otherwise("")
+    return of_text(sql.concat(scheme, ":", place, path_key(location)), location, normalize)
 
 
 # -- Read files with Spark's sources ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
@@ -265,7 +266,7 @@ def _path_rows(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame
 def _refuse_repeated(path_rows: DataFrame, state: TableState) -> None:
     if len(path_rows.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
         raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
-    path_counts = path_rows.groupBy(location_key(F.col(FILE_PATH))).agg(
+    path_counts = path_rows.groupBy(location_key(sql.col(FILE_PATH)).column()).agg(
         F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH)
     )
     _refuse(path_counts.where("count > 1"), state, "given twice")
@@ -276,8 +277,8 @@ def _refuse_present(path_rows: DataFrame, state: TableState) -> None:
     if not len(manifests):
         return
     live = state.live_entries(manifests, state.projection(("location", "version_info")))
-    keys = path_rows.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
-    table_keys = live.select(location_key(F.col("location")).alias(_KEY))
+    keys = path_rows.select(FILE_PATH, location_key(sql.col(FILE_PATH)).alias(_KEY).column())
+    table_keys = live.select(location_key(sql.col("location")).alias(_KEY).column())
     _refuse(keys.join(table_keys, _KEY, "left_semi"), state, "in the table already")
 
 

@@ -20,11 +20,11 @@ from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
-from sparkmeta.commit.relation import first, is_kind, matching, some_columns
+from sparkmeta.commit.relation import first, is_kind, some_columns
 from sparkmeta.commit.search import live_relation
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import names, select, where
+from sparkmeta.entries.relation import matching, names, select, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global

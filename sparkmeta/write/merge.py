@@ -498,7 +498,9 @@ class MergedRows:
 
     def masks(self, files: PlannedFiles) -> Masks:
         """Return the rows that are updated or deleted as masks of their files."""
-        return masks_of(self.positions.repartition(FILE), files, self.matching.state)
+        positions = self.positions
+        by_file = positions if self.matching.reads_on_driver else positions.repartition(FILE)
+        return masks_of(by_file, files, self.matching.state)
 
     def rewritten(self, files: PlannedFiles) -> DataFrame:
         """Return the unchanged rows of files, and the new rows."""
@@ -632,6 +634,8 @@ class MergedRows:
                 _of(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW),
             )
         )
+        # Spark does not know how checkpointed rows are distributed, and would shuffle them.
+        changes = changes.coalesce(1) if matching.reads_on_driver else changes
         if must_be_unique:
             self._refuse_several(changes)
         return changes

@@ -20,6 +20,8 @@ from sparkmeta.session import NoSession
 from sparkmeta.settings import Settings
 from tests.conftest import configured
 from tests.costs import limit
+from tests.handmade import HandmadeTable
+from tests.handmade import data as handmade_data
 from tests.inspect.comparison import assert_same_rows, collected, plain_type
 from tests.rows.row_table import RowTable
 from tests.small_table import orders as orders_of
@@ -95,6 +97,8 @@ UNREADABLE = {"deleted": {"all_manifests"}, "tree": {"rows"}}
 def expected(table: sm.Table, name: str) -> DataFrame:
     if name == "plan":
         return table.scan().plan_files()
+    if name == "health":
+        return table.maintenance.health().findings()
     return table.scan().to_df() if name == "rows" else getattr(table.inspect, name)()
 
 
@@ -317,6 +321,9 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
             called(f"{arguments}, commit => true")
 
 
-def test_what_table_functions_can_not_do(registered: SparkSession, orders: str) -> None:
-    with pytest.raises(PySparkException, match=r"sparkmeta_health needs jobs of Spark, .* in Python"):
-        registered.sql(f"SELECT * FROM sparkmeta_health('{orders}')").collect()
+def test_the_health_of_a_large_table_is_for_python(registered: SparkSession, folder: Path) -> None:
+    table = HandmadeTable(folder / "large").add(0, 0, handmade_data("x:d"))
+    written = table._manifest
+    vars(table)["_manifest"] = lambda *of: {**written(*of), "added_data_files_count": 1_000_000}
+    with pytest.raises(PySparkException, match=r"1,000,000 entries .* print\(table.maintenance.health\(\)\) in Python"):
+        registered.sql(f"SELECT * FROM sparkmeta_health('{table.write()}')").collect()

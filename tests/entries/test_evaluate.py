@@ -36,9 +36,11 @@ TABLE = pa.table(
         "m": NULL_WITH_VALUES,
         "d": pa.array([{"p": 1, "q": "u"}, None, {"p": None, "q": "v"}, {"p": 1, "q": None}, {"p": 2, "q": "u"}],
                       pa.struct([("p", pa.int64()), ("q", pa.string())])),
+        "x": pa.array([b"ab", None, b"", b"c", b"d"], pa.binary()),
+        "k": pa.array([[(1, b"a"), (2, None)], None, [], [(3, b"cd")], [(1, b"")]], pa.map_(pa.int32(), pa.binary())),
     }
 )  # fmt: skip
-n, i, s, f, b, lists, under, d = (sql.col(name) for name in TABLE.column_names)
+n, i, s, f, b, lists, under, d, x, k = (sql.col(name) for name in TABLE.column_names)
 NO_TEXT = sql.lit(None).cast("string")
 
 EXPRESSIONS: dict[str, Sql] = {
@@ -59,6 +61,16 @@ EXPRESSIONS: dict[str, Sql] = {
     "case of structs": sql.when(b, sql.struct(NO_TEXT.alias("v"))).otherwise(sql.struct(s.alias("v"))),
     "coalesce": sql.coalesce(n, i, -5),
     "sum": n + 1,
+    "difference": n - 1,
+    "quotient": n / sql.lit(4),
+    "whole quotient": (n - 2) // 2,
+    "remainder": n % 2,
+    "logarithm": sql.call("floor", sql.call("log2", sql.call("greatest", n, 1)) + 0.5),
+    "least": sql.call("least", n, i),
+    "length": sql.call("length", x),
+    "keys": sql.call("map_keys", k),
+    "entries": sql.transform(sql.call("map_entries", k), lambda e: sql.call("length", e["value"])),
+    "total": sql.total(under, lambda e: e + 1),
     "cast": sql.lit(None).cast("array<int>"),
     "concat": sql.concat("<", s, ">"),
     "nested concat": sql.concat("<", sql.concat(s, sql.concat("-", s)), ">"),

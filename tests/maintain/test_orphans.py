@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
@@ -21,13 +22,17 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.cli import main
+from sparkmeta.columns import sql
+from sparkmeta.entries.relation import select
 from sparkmeta.errors import CommitStateUnknownError, NotFoundError, ValidationError
+from sparkmeta.maintain import reachable as reachable_files
 from sparkmeta.maintain.orphan_tasks import Folder
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import path_of
 from tests.commit.test_transaction import commit, files
+from tests.conftest import configured
 from tests.maintain.test_compact import mask_rows, new_table
 from tests.maintain.test_expire import JOBS, files_below, opened, planned_paths, random_history, reachable, soon
 from tests.peers.file_maker import local_path
@@ -38,11 +43,12 @@ from tests.rows.comparison import row_texts
 from tests.s3 import BUCKET, FILE_IOS, S3Server, methods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
 FIVE_DAYS = 5 * 24 * 3600
+BY_TASKS = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 
 
 def plant(folder: Path, *names: str) -> set[str]:
@@ -58,6 +64,17 @@ def age(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             os.utime(path, (time.time() - FIVE_DAYS,) * 2)
+
+
+@pytest.fixture(params=["on the driver", "by tasks", "only listed on the driver"])
+def in_each_place(
+    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Have the driver list, compare and delete files, and then tasks."""
+    if request.param == "only listed on the driver":
+        monkeypatch.setattr(reachable_files, "driver_opens", lambda *_: False)
+    with configured(spark, BY_TASKS if request.param == "by tasks" else {}):
+        yield
 
 
 def folder_of(table: sm.Table) -> Path:
@@ -103,6 +120,10 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     plan = table.maintenance.remove_orphan_files()
     planned = planned_paths(plan.files())
     assert planned == listed_by_java(shop)
+    with configured(spark, BY_TASKS):
+        by_tasks = opened(shop).maintenance.remove_orphan_files(older_than=plan.rules.older_than_ms)
+        assert planned_paths(by_tasks.files()) == planned
+        assert by_tasks.summary() == plan.summary()
     assert planned >= planted
     assert not planned & (hidden | young)
     located = [f"file://{path}" for path in before - young]
@@ -189,9 +210,12 @@ def test_paths_are_compared_as_storage_compares_them(spark: SparkSession) -> Non
     locations = sorted({f"{rng.choice(beginnings)}/{text}" for text in texts if text.strip("/.")})
     for location in ("file:///w/t", "file:///w/t/", "/w/t", "s3://b/w/t"):
         folder = Folder.of(location)
-        rows = spark.createDataFrame([(each,) for each in locations], "path string")
-        keys = rows.select("path", folder.key_of(F.col("path")).alias("key")).collect()
-        assert {row.path: row.key for row in keys} == {each: path_of(each) for each in locations}
+        rows, path = spark.createDataFrame([(each,) for each in locations], "path string"), sql.col("path")
+        has_prefix = folder.has_prefix_of(path, or_none=location == "/w/t").alias("has_prefix")
+        columns = [path.alias("path"), folder.key_of(path).alias("key"), has_prefix]
+        keys = select(rows, columns).toArrow().to_pylist()
+        assert {row["path"]: row["key"] for row in keys} == {each: path_of(each) for each in locations}
+        assert select(pa.table({"path": [row["path"] for row in keys]}), columns).to_pylist() == keys
 
 
 # -- trees -----------------------------------------------------------------------------------------------------------
@@ -226,6 +250,7 @@ def unknown(*_: Any) -> Any:
     raise CommitStateUnknownError("who knows")
 
 
+@pytest.mark.usefixtures("in_each_place")
 @pytest.mark.parametrize("seed", range(20) if SOAK else [1])
 def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """After random commits, some of which fail, an expiry and a compaction, every unneeded file is deleted."""
@@ -295,6 +320,7 @@ def test_files_that_a_commit_needs_meanwhile(spark: SparkSession, tmp_path: Path
     assert table.refresh().check().isEmpty()
 
 
+@pytest.mark.usefixtures("in_each_place")
 def test_files_that_can_not_be_deleted(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are counted and named, and the next plan contains them."""
     table = append_real(new_table(spark, tmp_path), 1)
@@ -322,6 +348,7 @@ def test_files_that_can_not_be_deleted(spark: SparkSession, tmp_path: Path, monk
 # -- other tables and other places -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("in_each_place")
 def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> None:
     table = append_real(new_table(spark, tmp_path), 1)
     folder = folder_of(table)

@@ -157,6 +157,8 @@ def test_random_histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, 
     with monkeypatch.context() as patch:
         patch.setattr(changed_files, "_PLANS_AT_ONCE", 1)
         assert row_texts(table.changelog(None).to_df()) == sorted(expected, key=repr)
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
+        assert row_texts(table.refresh().changelog(None).to_df()) == sorted(expected, key=repr)
     middle = int(expected[len(expected) // 2][-1])
     assert row_texts(table.changelog(middle).to_df()) == sorted(since(expected, middle), key=repr)
 
