@@ -17,13 +17,18 @@ from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.history import snapshots as snapshot_rows
 from sparkmeta.inspect.text import counted
-from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
-from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.maintain.reachable import (
+    Deletion,
+    count_files,
+    delete_files,
+    public_files,
+    unreachable_files,
+    used_specs,
+)
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
-from sparkmeta.storage.files import executor_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -262,7 +267,7 @@ class ExpiryPlan(TablePlan[TableT]):
             planned = _unreachable(state, expired, self.cleanup)
         else:
             count = sum(self.summary().files.values())
-        return delete_files(frame_of(planned, committed.state), executor_writer(committed.state.files), count)
+        return delete_files(planned, committed.state, count)
 
     @property
     def is_partly_committed(self) -> bool:

@@ -30,8 +30,7 @@ from sparkmeta.maintain.orphan_tasks import (
     walked_files,
     with_local_status,
 )
-from sparkmeta.maintain.reachable import count_files, reachable_paths
-from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.maintain.reachable import Deletion, count_files, delete_files, reachable_paths
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.session import local_frame, materialize
@@ -260,7 +259,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         if current.metadata_location != orphans.metadata_location:
             with translated_errors():
                 orphans = self._unneeded(current, orphans.files)
-        return delete_files(_deletable(orphans.files), executor_writer(current.state.files), count)
+        return delete_files(_deletable(orphans.files), current.state, count)
 
     def _outcome(self) -> dict[str, Any] | None:
         return asdict(self._committed[0]) if self._committed else None

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import frame_of, union
 from sparkmeta.errors import CommitFailedError
-from sparkmeta.maintain.reachable_tasks import (
+from sparkmeta.maintain.reachable import (
+    UNREACHABLE,
     Deletion,
+    count_files,
     delete_files,
+    public_files,
+    unreachable_files,
 )
 from sparkmeta.operations.table_operations import BaseTable
-from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
@@ -24,7 +27,7 @@ from sparkmeta.storage.files import executor_writer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files, unreachable_files
+    from sparkmeta.entries.relation import Relation
 
 # Its files are the ones that its metadata and manifests reference.
 
@@ -80,14 +83,14 @@ class PurgePlan:
 
         Metadata files have the content "metadata".
         """
-        return public_files(self._files)
+        return public_files(frame_of(self._files, self.table.state))
 
     def summary(self) -> PurgeSummary:
         """Return the plan in numbers. Runs the jobs of `files`."""
         return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
 
     def commit(self) -> Deletion | None:
-        """Drop the table, then delete its files in tasks. This can't be undone.
+        """Drop the table, then delete its files, few by the driver and many by tasks. This can't be undone.
 
         If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
         nothing is dropped.
@@ -105,20 +108,20 @@ class PurgePlan:
         if self.by_catalog:
             self.drop()
             return None
-        writer, files = executor_writer(self.table.state.files), self._files
+        files = self._files
         # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
         count = sum(count_files(files).files.values())
         self.table.state.files.delete_many(self.drop())
-        return delete_files(files, writer, count)
+        return delete_files(files, self.table.state, count)
 
     @cached_property
-    def _files(self) -> DataFrame:
+    def _files(self) -> Relation:
         state, metadata = self.table.state, self.table.metadata
         paths = [*(entry.metadata_file for entry in metadata.metadata_log), self.table.metadata_location]
         rows = [{"content": _METADATA, "path": path} for path in dict.fromkeys(paths)]
         everything = Expired(tuple(metadata.snapshots), tuple(metadata.refs))
-        of_snapshots = frame_of(unreachable_files(state, expired_ids(metadata, everything)), state)
-        return of_snapshots.union(local_frame(state.spark, pa.Table.from_pylist(rows, UNREACHABLE)))
+        of_snapshots = unreachable_files(state, expired_ids(metadata, everything))
+        return union(of_snapshots, pa.Table.from_pylist(rows, UNREACHABLE), state)
 
 
 def plan_purge(table: BaseTable, drop: Callable[[], Sequence[str]], *, by_catalog: bool) -> PurgePlan:

@@ -1,7 +1,8 @@
-"""Find the files that snapshots need, and the files that only expired snapshots need."""
+"""Find the files that snapshots need, and the files that only expired snapshots need; delete files."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -19,25 +20,29 @@ from sparkmeta.inspect.manifests import driver_reads_lists
 from sparkmeta.inspect.metadata_rows import driver_opens
 from sparkmeta.maintain.reachable_tasks import (
     CONTENTS,
+    DELETED,
     LISTED,
     MANIFEST,
     MANIFEST_DV,
+    MESSAGES,
     MISSING,
     PATHS,
     REACHED,
     ROOT,
     SNAPSHOTS,
     ContentReader,
+    Deleter,
     ListReader,
     SharedFiles,
     listed_manifests,
 )
-from sparkmeta.manifests.placement import MOST_ENTRIES
+from sparkmeta.manifests.placement import MOST_ENTRIES, MOST_REQUESTS
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.files import executor_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -288,3 +293,60 @@ def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
         for file in getattr(metadata, name)
     ]
     return pa.Table.from_pylist(rows, REACHED)
+
+
+# -- Delete files -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """The outcome of a deletion.
+
+    Attributes:
+        files: content -> the number of deleted files.
+        bytes: content -> the bytes of deleted files, as far as metadata records them.
+        failed: the number of files that could not be deleted; they become orphans.
+        problems: some of the reasons, with the files.
+    """
+
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    failed: int
+    problems: tuple[str, ...]
+
+
+def delete_files(files: Relation, state: TableState, count: int | None = None) -> Deletion:
+    """Delete files, few by the driver and many by tasks. It is not an error if a file can't be deleted.
+
+    Args:
+        files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.
+        state: the table.
+        count: the maximum number of files, if they are a DataFrame; None if it is unknown.
+    """
+    present, delete = where(files, sql.col("content") != MISSING), Deleter(executor_writer(state.files))
+    if isinstance(present, pa.Table) and (state.access.alone or len(present) <= MOST_REQUESTS):
+        outcomes: Relation = pa.Table.from_batches(delete(present.to_batches()), DELETED)
+    else:
+        frame = frame_of(present, state)
+        count = len(present) if isinstance(present, pa.Table) else count
+        outcomes = map_arrow(frame.repartition(read_tasks(state.spark, count, 0)), delete, DELETED)
+    failed = sql.col("failed")
+    counts = {
+        "files": sql.call("sum", sql.when(failed, 0).otherwise(1)),
+        "bytes": sql.call("sum", sql.when(~failed, sql.col("length"))),
+        "failed": sql.call("sum", sql.when(failed, 1).otherwise(0)),
+        "problems": sql.call("collect_list", sql.col("problem")),
+    }
+    counted = grouped(
+        outcomes, [sql.col("content").alias("content")], [each.alias(name) for name, each in counts.items()]
+    )
+    # Without checkpoints, the job also computes which files these are.
+    with translated_errors():
+        rows = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()
+    problems = [problem for row in rows for problem in row["problems"] if problem is not None]
+    return Deletion(
+        files={row["content"]: row["files"] for row in rows},
+        bytes={row["content"]: row["bytes"] or 0 for row in rows},
+        failed=sum(row["failed"] for row in rows),
+        problems=tuple(problems[:MESSAGES]),
+    )

@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.entries.arrays import is_live, kept_rows, may_be_live
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
+from sparkmeta.errors import CorruptFileError, NotFoundError
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
-from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkmeta.storage.executors import ExecutorWriter
 
 
@@ -388,13 +384,13 @@ def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
         return None
 
 
-# -- Delete files in Spark tasks --------------------------------------------------------------------------------------
+# -- Delete files -----------------------------------------------------------------------------------------------------
 
 
-# Maximum number of messages about files that could not be deleted.
-_MESSAGES = 20
+MESSAGES = 20
+"""Maximum number of messages about files that could not be deleted."""
 
-_DELETED = pa.schema(
+DELETED = pa.schema(
     [
         pa.field("content", pa.string()),
         pa.field("length", pa.int64()),
@@ -405,52 +401,8 @@ _DELETED = pa.schema(
 
 
 @dataclass(frozen=True)
-class Deletion:
-    """The outcome of a deletion.
-
-    Attributes:
-        files: content -> the number of deleted files.
-        bytes: content -> the bytes of deleted files, as far as metadata records them.
-        failed: the number of files that could not be deleted; they become orphans.
-        problems: some of the reasons, with the files.
-    """
-
-    files: Mapping[str, int]
-    bytes: Mapping[str, int]
-    failed: int
-    problems: tuple[str, ...]
-
-
-def delete_files(files: DataFrame, writer: ExecutorWriter, count: int | None = None) -> Deletion:
-    """Delete files by tasks. It is not an error if a file can't be deleted.
-
-    Args:
-        files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.
-        writer: deletes files in tasks.
-        count: the maximum number of files; None if it is unknown.
-    """
-    present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession, count, 0))
-    outcomes = map_arrow(present, _Deleter(writer), _DELETED)
-    counted = outcomes.groupBy("content").agg(
-        F.count_if(~F.col("failed")).alias("files"),
-        F.sum(F.when(~F.col("failed"), F.col("length"))).alias("bytes"),
-        F.count_if("failed").alias("failed"),
-        F.slice(F.collect_list("problem"), 1, _MESSAGES).alias("problems"),
-    )
-    # Without checkpoints, the job also computes which files these are.
-    with translated_errors():
-        rows = counted.orderBy("content").collect()
-    return Deletion(
-        files={row.content: row.files for row in rows},
-        bytes={row.content: row.bytes or 0 for row in rows},
-        failed=sum(row.failed for row in rows),
-        problems=tuple(problem for row in rows for problem in row.problems)[:_MESSAGES],
-    )
-
-
-@dataclass(frozen=True)
-class _Deleter:
-    """Deletes files in tasks. Picklable."""
+class Deleter:
+    """Deletes files. Picklable, for tasks."""
 
     writer: ExecutorWriter
 
@@ -458,7 +410,7 @@ class _Deleter:
         for batch in batches:
             failures = dict(self.writer.delete_many(batch.column("path").to_pylist()))
             failed = pc.is_in(batch.column("path"), pa.array(failures, pa.string()))
-            problems = {path: f"{path}: {reason}" for path, reason in [*failures.items()][:_MESSAGES]}
+            problems = {path: f"{path}: {reason}" for path, reason in [*failures.items()][:MESSAGES]}
             texts = pa.array([problems.get(path) for path in batch.column("path").to_pylist()], pa.string())
             columns = [batch.column("content"), batch.column("length"), failed, texts]
-            yield pa.RecordBatch.from_arrays(columns, schema=_DELETED)
+            yield pa.RecordBatch.from_arrays(columns, schema=DELETED)
