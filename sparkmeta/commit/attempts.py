@@ -24,7 +24,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.inspect.text import fact_table
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
-from sparkmeta.reports import commit_report
+from sparkmeta.reports import COMMIT, commit_report, failures_reported
 from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
@@ -73,11 +73,19 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
         UnsupportedError: the table can't be committed to.
     """
+    tried: list[int] = []
+    with failures_reported(table.state.reports, lambda: table.state.settings, COMMIT, lambda: len(tried)):
+        return _committed(table, steps, tried)
+
+
+def _committed(table: TableT, steps: Sequence[Step], tried: list[int]) -> TableT:
+    """See `commit_steps`. `tried` gets the numbers of attempts."""
     table.refuse_read_only()
     retries = commit_retries(table.metadata.properties)
     started = time.monotonic()
     table = _current(table, steps)
     for attempt in range(retries.count + 1):
+        tried.append(attempt)
         metadata = table.metadata
         try:
             with translated_errors():
