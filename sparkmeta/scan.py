@@ -46,6 +46,7 @@ from sparkmeta.plan.tasks import (
     task_json,
     task_type,
 )
+from sparkmeta.progress import progress
 from sparkmeta.reports import SCAN, ScanResult, failures_reported
 from sparkmeta.spec.metadata import snapshot_of
 
@@ -88,12 +89,13 @@ class Planner(Protocol):
 
 
 def plans(method: Callable[Concatenate[PlannerT, P], ResultT]) -> Callable[Concatenate[PlannerT, P], ResultT]:
-    """Return a method of a scan that plans, so that it reports on its failures."""
+    """Return a method of a scan that plans, so that it shows its progress, and reports on its failures."""
 
     @wraps(method)
     def reporting(self: PlannerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         state = self.state
-        with failures_reported(state.reports, lambda: state.settings, SCAN):
+        failing = failures_reported(state.reports, lambda: state.settings, SCAN)
+        with failing, progress("Planning", state.sessions):
             return method(self, *args, **kwargs)
 
     return reporting

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from sparkmeta.checks import NAME, Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
@@ -24,6 +24,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.inspect.text import fact_table
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
+from sparkmeta.progress import progress
 from sparkmeta.reports import COMMIT, commit_report, failures_reported
 from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
@@ -253,7 +254,13 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Plan(ABC, Generic[TableT, DoneT]):
-    """A plan to maintain a table, carried out by `commit`."""
+    """A plan to maintain a table, carried out by `commit`.
+
+    Attributes:
+        doing: what a commit does, for its progress.
+    """
+
+    doing: ClassVar[str] = "Committing"
 
     table: TableT
     _committed: list[DoneT] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -276,7 +283,8 @@ class Plan(ABC, Generic[TableT, DoneT]):
             ValidationError: the table or a file does not fit the plan.
         """
         if not self._committed:
-            self._committed.append(self._commit())
+            with progress(self.doing, self.table.state.sessions):
+                self._committed.append(self._commit())
         return self._committed[0]
 
     @abstractmethod

@@ -405,6 +405,8 @@ _NAMED = 3
 class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
     """A plan to compact manifests, carried out by `commit`."""
 
+    doing = "Rewriting leaves"
+
     _scope: Scope | None
     _old: OldLayout = field(default_factory=OldLayout)
 

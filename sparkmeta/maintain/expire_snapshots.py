@@ -26,6 +26,7 @@ from sparkmeta.maintain.reachable import (
     used_specs,
 )
 from sparkmeta.operations.table_operations import TableT
+from sparkmeta.progress import planning
 from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -148,6 +149,8 @@ class ExpirySummary(PlanSummary):
 class ExpiryPlan(TablePlan[TableT]):
     """A plan to expire snapshots, carried out by `commit`."""
 
+    doing = "Expiring snapshots"
+
     rules: ExpiryRules
     cleanup: str
     _deleted: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -207,6 +210,7 @@ class ExpiryPlan(TablePlan[TableT]):
         """
         return public_files(frame_of(self._files, self.table.state))
 
+    @planning
     def summary(self) -> ExpirySummary:
         """Return the plan in numbers. Runs the jobs of `files`, and maybe another if it cleans metadata."""
         return self._summary

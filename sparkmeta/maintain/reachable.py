@@ -37,6 +37,7 @@ from sparkmeta.maintain.reachable_tasks import (
     listed_manifests,
 )
 from sparkmeta.manifests.placement import MOST_ENTRIES, MOST_REQUESTS
+from sparkmeta.progress import progress
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import executor_writer
@@ -341,7 +342,7 @@ def delete_files(files: Relation, state: TableState, count: int | None = None) -
         outcomes, [sql.col("content").alias("content")], [each.alias(name) for name, each in counts.items()]
     )
     # Without checkpoints, the job also computes which files these are.
-    with translated_errors():
+    with translated_errors(), progress("Deleting files", state.sessions):
         rows = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()
     problems = [problem for row in rows for problem in row["problems"] if problem is not None]
     return Deletion(

@@ -29,6 +29,7 @@ from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, DataRewriteOptio
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.progress import planning, tracked
 from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
 from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
@@ -120,7 +121,8 @@ class Rewrite:
         written: list[DataFrame] = []
         try:
             most = self.groups.options.max_concurrent_file_group_rewrites or end - start
-            for first in range(start, end, max(most, 1)):
+            firsts = range(start, end, max(most, 1))
+            for first in tracked(firsts, "Writing data files", self.state.sessions):
                 self._write(first, min(first + most, end), written)
         except BaseException:
             for files in written:
@@ -357,6 +359,8 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     continue. After an error, `is_partly_committed` says whether parts were committed, and `result` has their changes.
     """
 
+    doing = "Rewriting data files"
+
     order: RowOrder | None
     _done: _Done = field(default_factory=_Done, init=False, repr=False, compare=False)
 
@@ -383,6 +387,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
             "manifest_path", "manifest_pos",
         )  # fmt: skip
 
+    @planning
     def summary(self) -> DataRewriteSummary:
         """Return the plan in numbers. Runs jobs, once."""
         groups = self._groups.groups
@@ -454,7 +459,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         table, done = self.table, self._done
         done.failed_commits = done.failed_data_files = 0
         errors: list[SparkmetaError] = []
-        for start, end in self._parts:
+        for start, end in tracked([*self._parts], self.doing, table.state.sessions):
             groups = self._groups.groups.slice(start, end - start)
             try:
                 table = self._commit_part(table, start, end)
