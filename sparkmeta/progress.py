@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from threading import Event, Lock, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from sparkmeta.errors import SessionError
@@ -40,7 +40,8 @@ _BAR_WIDTH: Final = 30
 def progress(doing: str, sessions: SessionSource | None = None, *, on_terminal: bool = False) -> Iterator[Line]:
     """Show a line while the block runs.
 
-    It is shown in notebooks, and if an outer block is shown.
+    It is shown in notebooks, and if an outer block is shown, but only of the main thread: others may work in the
+    background.
 
     Args:
         doing: what is done.
@@ -166,12 +167,11 @@ class _Display:
 
 _displays: list[_Display] = []
 """The display of this process, if there is work to show."""
-_lock = Lock()
 
 
 def _line(doing: str, on_terminal: bool) -> tuple[_Display | None, Line, bool]:
     """Return the display, if there is one, its line of this text, and whether the line is new."""
-    with _lock:
+    if current_thread() is main_thread():
         if not _displays and (show := _output(on_terminal)) is not None:
             _displays.append(_Display(show))
         for display in _displays:
@@ -184,12 +184,10 @@ def _line(doing: str, on_terminal: bool) -> tuple[_Display | None, Line, bool]:
 
 
 def _remove(display: _Display, line: Line) -> None:
-    with _lock:
-        display.lines.remove(line)
-        if display.lines:
-            return
+    display.lines.remove(line)
+    if not display.lines:
         _displays.remove(display)
-    display.end()
+        display.end()
 
 
 def _output(on_terminal: bool) -> Callable[[Iterator[Table]], None] | None:
@@ -219,14 +217,21 @@ def _show_on_terminal(descriptor: int, pictures: Iterator[Table]) -> None:
                 live.update(picture, refresh=True)
 
 
+# The number of the cell that was the last one to show something, and its output.
+_of_cell: dict[int, Any] = {}
+
+
 def _show_in_notebook(pictures: Iterator[Table]) -> None:
+    from IPython import get_ipython
     from IPython.display import display
 
-    shown = None
+    cell, is_shown = get_ipython().execution_count, False
     for picture in pictures:
-        if shown is None:
-            shown = display(picture, display_id=True)
+        if cell in _of_cell:
+            _of_cell[cell].update(picture)
         else:
-            shown.update(picture)
-    if shown is not None:
-        shown.update({"text/plain": ""}, raw=True)
+            _of_cell.clear()
+            _of_cell[cell] = display(picture, display_id=True)
+        is_shown = True
+    if is_shown:
+        _of_cell[cell].update({"text/plain": ""}, raw=True)

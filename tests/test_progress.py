@@ -63,25 +63,30 @@ def test_commands_show_progress_on_a_terminal() -> None:
     assert shown.endswith("\x1b[2K")  # the lines are erased
 
 
-def test_scripts_and_quick_work_show_nothing() -> None:
+def test_scripts_quick_work_and_other_threads_show_nothing() -> None:
     assert on_terminal(WORK.format(arguments="")) == ("end\n", "")
-    assert on_terminal(WORK.format(arguments=", on_terminal=True").replace("0.4", "0")) == ("end\n", "")
+    work = WORK.format(arguments=", on_terminal=True")
+    assert on_terminal(work.replace("0.4", "0")) == ("end\n", "")
+    in_thread = f"from threading import Thread; work = Thread(target=exec, args=({work!r}, {{}})); work.start(); "
+    assert on_terminal(f"{in_thread}work.join()") == ("end\n", "")
 
 
 def test_notebooks_show_progress() -> None:
     manager, client = start_new_kernel(kernel_name="python3")
     messages: list[Any] = []
     try:
-        client.execute_interactive(WORK.format(arguments=""), timeout=60, output_hook=messages.append)
+        work = WORK.format(arguments="")
+        client.execute_interactive(f"{work}{work}", timeout=60, output_hook=messages.append)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     kinds = [message["msg_type"] for message in messages]
     texts = [message["content"]["data"]["text/plain"] for message in messages if "display" in message["msg_type"]]
-    assert kinds.count("display_data") == 1
+    assert kinds.count("display_data") == 1  # for both works of the cell
     assert any("2 of 4" in text for text in texts)
-    assert texts[-1] == ""
-    assert [message["content"]["text"] for message in messages if message["msg_type"] == "stream"] == ["end\n"]
+    assert (texts[-1], texts.count("")) == ("", 2)
+    printed = [message["content"]["text"] for message in messages if message["msg_type"] == "stream"]
+    assert "".join(printed) == "end\nend\n"
 
 
 # -- What is shown of work --------------------------------------------------------------------------------------------
