@@ -60,8 +60,9 @@ class _RangeScan(ABC):
         """Send a report on a plan of files that was begun at a time, by `time.perf_counter`."""
         metadata = self.scan.state.metadata
         end = metadata.current_snapshot() if self.to_inclusive is None else metadata.snapshot_by_id(self.to_inclusive)
-        result = ScanResult.total(each.result for each in files)
-        self.scan.report_changes(result, time.perf_counter() - started, self.from_exclusive, end)
+        seconds = time.perf_counter() - started
+        total = partial(ScanResult.total, (each.result for each in files))
+        self.scan.report_changes(total, seconds, self.from_exclusive, end)
 
     def create_temp_view(self, name: str) -> None:
         """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""

@@ -316,11 +316,13 @@ class Scan:
 
         self._send(lambda: plan_metrics(self._pruned, result()), seconds, self._filter.state.snapshot)
 
-    def report_changes(self, result: ScanResult, seconds: float, start: int | None, end: Snapshot | None) -> None:
+    def report_changes(
+        self, result: Callable[[], ScanResult], seconds: float, start: int | None, end: Snapshot | None
+    ) -> None:
         """Send Iceberg's report on a plan of what a range of snapshots changed.
 
         Args:
-            result: the planned files.
+            result: returns the sums over the planned files.
             seconds: how long planning took.
             start: the snapshot before the range; None if it begins with the first one.
             end: the last snapshot of the range; None for an empty table.
@@ -328,7 +330,7 @@ class Scan:
         from sparkmeta.plan.report import result_metrics
 
         known = {} if start is None else {"from-snapshot-id": str(start)}
-        self._send(lambda: result_metrics(result), seconds, end, known)
+        self._send(lambda: result_metrics(result()), seconds, end, known)
 
     def _send(
         self,

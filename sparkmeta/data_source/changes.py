@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,7 +162,8 @@ class ChangePlans:
         if steps:
             first, last = steps[0][0], steps[-1][0]
             since = None if first.is_whole else first.snapshot.parent_snapshot_id
-            self.scan.report_changes(ScanResult(files, size), time.perf_counter() - started, since, last.snapshot)
+            result = partial(ScanResult, files, size)
+            self.scan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
         readers = ChangeReaders.of(self.scan.row_scan, changes=self.is_changelog)
         return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
 
