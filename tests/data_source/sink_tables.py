@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -144,8 +146,12 @@ def main(folder: str, location: str, copy: str, options: str) -> None:
     batches = Batches(spark, Path(folder), location)
     copying = batches.start_copy(copy)
     batches.start(**json.loads(options))
-    spark.streams.awaitAnyTermination()
-    copying.processAllAvailable()
+    try:
+        spark.streams.awaitAnyTermination()
+        copying.processAllAvailable()
+    except StreamingQueryException:
+        traceback.print_exc()
+        os._exit(1)  # the other query is in the middle of something
     copying.stop()
 
 
