@@ -231,7 +231,7 @@ def _show_in_notebook(pictures: Iterator[Table]) -> None:
             _of_cell[cell].update(picture)
         else:
             _of_cell.clear()
-            _of_cell[cell] = display(picture, display_id=True)
+            _of_cell[cell] = display(picture, display_id=True)  # type: ignore[no-untyped-call]
         is_shown = True
     if is_shown:
         _of_cell[cell].update({"text/plain": ""}, raw=True)

@@ -178,7 +178,7 @@ class ScanResult(NamedTuple):
     @staticmethod
     def total(results: Iterable[ScanResult]) -> ScanResult:
         """Return the sums over results that know everything."""
-        return ScanResult(*map(sum, zip(ScanResult(0, 0, 0, 0), *results, strict=True)))  # type: ignore[arg-type]
+        return ScanResult(*map(sum, zip(ScanResult(0, 0, 0, 0), *results, strict=True)))
 
 
 # -- The parts of reports ---------------------------------------------------------------------------------------------
