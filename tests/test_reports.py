@@ -141,7 +141,7 @@ def test_failures(location: str, tmp_path: Path, spark: SparkSession, heard: lis
     kinds = [(report["report-type"], report.get("error-type")) for report in heard]
     scans = [("scan-failure", "NotFoundError")] * 2
     assert kinds == [("commit-report", None), ("commit-failure", "CommitFailedError"), *scans]
-    assert heard[1]["table-name"] == table.full_name
+    assert heard[1]["table-name"] == heard[0]["table-name"]
     assert heard[1]["error-message"] == "always"
     assert heard[1]["metrics"]["attempts"] == {"unit": "count", "value": 2}
     assert {"total-duration", "attempts"} == {*heard[1]["metrics"]}
