@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
+from sparkmeta.reports import ScanResult
 from sparkmeta.rows.changed_files import appended_entries, read_appended
 from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
-from sparkmeta.scan import Scan, register_view
+from sparkmeta.scan import Scan, plans, register_view
 from sparkmeta.text import code
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
+
+    from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.state import TableState
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,9 +57,22 @@ class _RangeScan(ABC):
         """Describe the scan in a notebook. Runs no job."""
         return code(self)
 
+    @property
+    def state(self) -> TableState:
+        """The table."""
+        return self.scan.state
+
     @abstractmethod
     def to_df(self) -> DataFrame:
         """Return the rows."""
+
+    def _report(self, started: float, files: Iterable[PlannedFiles]) -> None:
+        """Send a report on a plan of files that was begun at a time, by `time.perf_counter`."""
+        metadata = self.scan.state.metadata
+        end = metadata.current_snapshot() if self.to_inclusive is None else metadata.snapshot_by_id(self.to_inclusive)
+        seconds = time.perf_counter() - started
+        total = partial(ScanResult.total, (each.result for each in files))
+        self.scan.report_changes(total, seconds, self.from_exclusive, end)
 
     def create_temp_view(self, name: str) -> None:
         """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
@@ -64,6 +83,7 @@ class _RangeScan(ABC):
 class IncrementalScan(_RangeScan):
     """A scan of the files that snapshots appended."""
 
+    @plans
     def to_df(self) -> DataFrame:
         """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
 
@@ -74,8 +94,10 @@ class IncrementalScan(_RangeScan):
             NoSuchSnapshotError: the table does not have one of the snapshots.
             ValidationError: the first is not an ancestor of the second, or the history between them has expired.
         """
-        return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive)
+        report = partial(self._report, time.perf_counter())
+        return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive, report)
 
+    @plans
     def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
         """Return the appended files as scan tasks of Iceberg's REST catalog protocol; see `Scan.to_rest_tasks`.
 
@@ -106,6 +128,7 @@ class ChangelogScan(_RangeScan):
     net_changes: bool = False
     identifier_columns: tuple[str, ...] = ()
 
+    @plans
     def to_df(self) -> DataFrame:
         """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
 
@@ -119,7 +142,8 @@ class ChangelogScan(_RangeScan):
                 DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
         """
         scan, ids = self.scan.row_scan, tuple(self._field_id(name) for name in self.identifier_columns)
-        return read_changelog(Changelog(scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
+        report = partial(self._report, time.perf_counter())
+        return read_changelog(Changelog(scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids), report)
 
     def _field_id(self, name: str) -> int:
         schema = self.scan.schema()

@@ -2,6 +2,9 @@
 
 A report is the decoded JSON of the REST protocol's `ReportMetricsRequest`. Its `report-type` is `scan-report` or
 `commit-report`. Its `metrics` are counters and timers by the names of Iceberg's Java library.
+
+The protocol has no reports on failures. These have a form of their own, `scan-failure` or `commit-failure`, and are not
+sent to catalogs.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,6 +24,7 @@ from queue import Full, Queue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from sparkmeta.errors import first_line
 from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
@@ -61,18 +66,19 @@ class Reports:
     table: str
     catalog: ReportedCatalog | None = None
 
-    def send(self, settings: Callable[[], Settings], report: Callable[[], Report]) -> None:
+    def send(self, settings: Callable[[], Settings], report: Callable[[], Report], *, is_failure: bool = False) -> None:
         """Send a report to the reporters of the settings, and hand it to the thread that sends to catalogs.
 
-        Failures are logged.
+        Failures to send it are logged.
 
         Args:
             settings: returns the settings, which name reporters.
             report: returns the report. It is called only if there is a receiver.
+            is_failure: whether it is a report on a failure, which catalogs don't take.
         """
         with self._logged("there is no metrics report"):
             names = [name for name in map(str.strip, settings().metrics_reporter.split(",")) if name]
-            catalog = self.catalog if self.catalog is not None and self.catalog.takes_reports() else None
+            catalog = None if is_failure or self.catalog is None or not self.catalog.takes_reports() else self.catalog
             if not names and catalog is None:
                 return
             content = {**report(), "table-name": self.table}
@@ -90,7 +96,7 @@ class Reports:
 
     @contextmanager
     def _logged(self, problem: str) -> Iterator[None]:
-        """Log an error: the scan or commit has succeeded."""
+        """Log an error: it is none of the scan or commit."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -168,6 +174,11 @@ class ScanResult(NamedTuple):
     data_bytes: int | None = None
     delete_files: int | None = None
     delete_bytes: int | None = None
+
+    @staticmethod
+    def total(results: Iterable[ScanResult]) -> ScanResult:
+        """Return the sums over results that know everything."""
+        return ScanResult(*map(sum, zip(ScanResult(0, 0, 0, 0), *results, strict=True)))
 
 
 # -- The parts of reports ---------------------------------------------------------------------------------------------
@@ -264,6 +275,49 @@ def commit_report(snapshot: Snapshot, attempts: int, seconds: float) -> Report:
     }
 
 
+# -- Failures ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def failures_reported(
+    reports: Reports | None, settings: Callable[[], Settings], kind: str, attempts: Callable[[], int] | None = None
+) -> Iterator[None]:
+    """Report on an error that the block raises.
+
+    Args:
+        reports: where reports go; None for nowhere.
+        settings: see `Reports.send`.
+        kind: `SCAN` or `COMMIT`.
+        attempts: returns how often a commit was tried.
+    """
+    started = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        if reports is not None:
+            seconds, tried = time.monotonic() - started, None if attempts is None else attempts()
+            reports.send(settings, partial(_failure, kind, error, seconds, tried), is_failure=True)
+        raise
+
+
+def _failure(kind: str, error: Exception, seconds: float, attempts: int | None) -> Report:
+    return {
+        "report-type": f"{kind}-failure",
+        "error-type": type(error).__name__,
+        "error-message": first_line(error),
+        "metrics": {
+            _DURATIONS[kind]: timer(seconds),
+            **({} if attempts is None else {"attempts": counter(attempts)}),
+        },
+        "metadata": environment(),
+    }
+
+
+SCAN: Final = "scan"
+COMMIT: Final = "commit"
+_DURATIONS: Final = {SCAN: "total-planning-duration", COMMIT: "total-duration"}
+
+
 # -- OpenTelemetry ----------------------------------------------------------------------------------------------------
 # The process owns the SDK and its exporters. Without an SDK the API drops what it is given.
 
@@ -296,6 +350,8 @@ def _record(report: Report) -> None:
     attributes = {"iceberg.table.name": report["table-name"]}
     if "operation" in report:
         attributes["iceberg.operation"] = report["operation"]
+    if "error-type" in report:
+        attributes["error.type"] = report["error-type"]
     for record, value in _recorded(report["metrics"]):
         record(value, attributes)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,7 +45,8 @@ from sparkmeta.plan.tasks import (
     task_json,
     task_type,
 )
-from sparkmeta.reports import ScanResult
+from sparkmeta.progress import progress
+from sparkmeta.reports import SCAN, ScanResult, failures_reported
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.text import code
 
@@ -73,6 +74,31 @@ _SPLIT_OPTIONS = {
     "lookback": ("lookback", "read.split.planning-lookback"),
     "open_file_cost": ("file-open-cost", "read.split.open-file-cost"),
 }
+
+
+P = ParamSpec("P")
+PlannerT = TypeVar("PlannerT", bound="Planner")
+ResultT = TypeVar("ResultT")
+
+
+class Planner(Protocol):
+    """A scan of a snapshot, or of a range of snapshots."""
+
+    @property
+    def state(self) -> TableState: ...
+
+
+def plans(method: Callable[Concatenate[PlannerT, P], ResultT]) -> Callable[Concatenate[PlannerT, P], ResultT]:
+    """Return a method of a scan that plans, so that it shows its progress, and reports on its failures."""
+
+    @wraps(method)
+    def reporting(self: PlannerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        state = self.state
+        failing = failures_reported(state.reports, lambda: state.settings, SCAN)
+        with failing, progress("Planning", state.sessions):
+            return method(self, *args, **kwargs)
+
+    return reporting
 
 
 @dataclass(frozen=True)
@@ -286,14 +312,41 @@ class Scan:
 
     def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
         """Send Iceberg's report on a plan; see `Choice.report`."""
+        from sparkmeta.plan.report import plan_metrics
+
+        self._send(lambda: plan_metrics(self._pruned, result()), seconds, self._filter.state.snapshot)
+
+    def report_changes(
+        self, result: Callable[[], ScanResult], seconds: float, start: int | None, end: Snapshot | None
+    ) -> None:
+        """Send Iceberg's report on a plan of what a range of snapshots changed.
+
+        Args:
+            result: returns the sums over the planned files.
+            seconds: how long planning took.
+            start: the snapshot before the range; None if it begins with the first one.
+            end: the last snapshot of the range; None for an empty table.
+        """
+        from sparkmeta.plan.report import result_metrics
+
+        known = {} if start is None else {"from-snapshot-id": str(start)}
+        self._send(lambda: result_metrics(result()), seconds, end, known)
+
+    def _send(
+        self,
+        metrics: Callable[[], dict[str, Any]],
+        seconds: float,
+        snapshot: Snapshot | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         from sparkmeta.plan.report import metrics_report
 
-        state = self._filter.state
-        if state.reports is not None and state.snapshot is not None:
-            state.reports.send(
-                lambda: state.settings,
-                lambda: metrics_report(self._pruned, self.projection(), result(), seconds),
-            )
+        if self.state.reports is None or snapshot is None:
+            return
+        self.state.reports.send(
+            lambda: self.state.settings,
+            lambda: metrics_report(self._filter, self.projection(), snapshot.snapshot_id, metrics(), seconds, metadata),
+        )
 
     @cached_property
     def _readings(self) -> Readings:
@@ -310,6 +363,7 @@ class Scan:
 
     # -- rows -------------------------------------------------------------------------------------------------------
 
+    @plans
     def to_df(self) -> DataFrame:
         """Return the live rows that match the filter: the selected columns, then the selected metadata columns.
 
@@ -326,6 +380,7 @@ class Scan:
             rows = read_rows(self.row_scan, self.plan_choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
+    @plans
     def count(self) -> int:
         """Count the live rows that match the filter; see `rows.read`.
 
@@ -338,6 +393,7 @@ class Scan:
         rows = count_rows(self.plan_choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
+    @plans
     def to_arrow(self) -> pa.Table:
         """Return the rows of `to_df` as an Arrow table in memory, without Spark if they are in few small files.
 
@@ -351,6 +407,7 @@ class Scan:
         with translated_errors():
             return read_rows_arrow(self.row_scan, self.plan_choice, self.row_limit)
 
+    @plans
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
         """Return a reader of the rows of `to_df`, for streams of any length.
 
@@ -410,6 +467,7 @@ class Scan:
         TEXT.check("table_name", table_name)
         return duckdb_view(self, table_name, connection)
 
+    @plans
     def to_daft(self) -> Any:
         """Return a Daft DataFrame of the rows. Planning runs at once; Daft's tasks read the files when it runs.
 
@@ -422,6 +480,7 @@ class Scan:
         with translated_errors():
             return daft_frame(self.row_scan, self.plan_choice, self.row_limit)
 
+    @plans
     def to_ray(self) -> Any:
         """Return a Ray Dataset of the rows. Planning runs at once; Ray's tasks read the files when the dataset runs.
 
@@ -447,6 +506,7 @@ class Scan:
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
+    @plans
     def plan_files(self) -> DataFrame:
         """Plan the data files to read: one row per file, with its deletes and residual filter.
 
@@ -455,6 +515,7 @@ class Scan:
         """
         return plan_files(self.plan_choice)
 
+    @plans
     def plan_files_arrow(self) -> pa.Table:
         """Return the rows of `plan_files` as an Arrow table in memory, without Spark if the scan opens few manifests.
 
@@ -463,10 +524,12 @@ class Scan:
         """
         return plan_files_arrow(self.plan_choice)
 
+    @plans
     def planned_files(self) -> Relation:
         """Return the rows of `plan_files`, as an Arrow table in memory if the driver plans them."""
         return planned_files(self.plan_choice)
 
+    @plans
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.
 
@@ -554,6 +617,7 @@ class Scan:
         """
         return frame_of(self.rest_tasks(null_partitions=null_partitions, stats_fields=stats_fields), self.state)
 
+    @plans
     def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
         from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
@@ -594,6 +658,7 @@ class Scan:
         counts = live_files(self._pruned.data)
         return None if counts.null_count else pc.sum(counts).as_py() or 0
 
+    @plans
     def report(self) -> ScanReport:
         """Report which files this scan reads and skips, and why.
 

@@ -41,6 +41,7 @@ FLOORS = [
     {"avro"},
     {"entries"},
     {"storage"},
+    {"progress"},
     {"session", "columns"},
     {"reports"},
     {"settings", "spec", "java", "arrow_types", "charts"},

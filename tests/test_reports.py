@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,11 @@ from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
 from sparkmeta import reports as instruments
+from sparkmeta.data_source.changes import read_of
+from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.operations import rest
 from sparkmeta.session import NoSession
+from sparkmeta.storage.location import local_path
 from sparkmeta.table import open_metadata
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
@@ -32,7 +37,6 @@ from tests.service import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -82,6 +86,79 @@ def until(is_done: Callable[[], bool]) -> None:
     while not is_done():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.01)
+
+
+# -- Ranges of snapshots ----------------------------------------------------------------------------------------------
+
+
+def test_ranges_of_snapshots(tmp_path: Path, spark: SparkSession, heard: list[Report]) -> None:
+    """The files of changelogs and appends, as the reads of the data source plan them in a process without a session."""
+    catalog = sm.load_catalog("files", type="hadoop", warehouse=tmp_path.as_uri())
+    schema = Schema(NestedField(1, "id", LongType(), required=False))
+    table = catalog.create_table("ns.t", schema, spark=spark).append(ROWS)
+    first = table.current_snapshot()
+    assert first is not None
+    table = table.append(ROWS).delete("id < 9")
+    last = table.current_snapshot()
+    assert last is not None
+    heard.clear()
+    table.changelog(first.snapshot_id).filter("id > 0").select("id").to_df()
+    table.changelog(None, first.snapshot_id).to_df()
+    table.incremental(first.snapshot_id).to_df()
+    options = ReadOptions.of(
+        {"path": table.location(), "table": "changelog", "start-snapshot-id": str(first.snapshot_id)}
+    )
+    with pytest.MonkeyPatch.context() as settings:
+        settings.setenv("SPARKMETA_METRICS_REPORTER", "reports_of_test:reports.append")
+        read_of(options, options.open({})).shares()
+    assert {report["report-type"] for report in heard} == {"scan-report"}
+    assert [report["snapshot-id"] for report in heard] == [last.snapshot_id, first.snapshot_id, *[last.snapshot_id] * 2]
+    assert [report["metadata"].get("from-snapshot-id") for report in heard] == [
+        str(first.snapshot_id), None, *[str(first.snapshot_id)] * 2
+    ]  # fmt: skip
+    assert [values(report)["result-data-files"] for report in heard] == [3, 1, 1, 3]
+    assert all(values(report)["total-file-size-in-bytes"] > 0 for report in heard)
+    assert heard[0]["filter"]["type"] == "gt"
+    assert heard[0]["projected-field-names"] == ["id"]
+
+
+# -- Failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_failures(location: str, tmp_path: Path, spark: SparkSession, heard: list[Report]) -> None:
+    """One report for each plan and commit that fails, after its last attempt."""
+    catalog = sm.load_catalog("files", type="hadoop", warehouse=f"{tmp_path.as_uri()}/warehouse")
+    schema, retries = Schema(NestedField(1, "id", LongType(), required=False)), {"commit.retry.num-retries": "1"}
+    table = catalog.create_table("ns.t", schema, properties=retries, spark=spark).append(ROWS)
+    with pytest.raises(sm.CommitFailedError):
+        replace(table, operations=Losing(table.operations)).append(ROWS)
+    scan = sm.load_table(location, spark=spark).scan()
+    for manifest in scan.state.manifests.column("location").to_pylist():
+        Path(local_path(manifest)).unlink()
+    for plan in (sm.Scan.plan_files_arrow, sm.Scan.to_df):
+        with pytest.raises(sm.NotFoundError):
+            plan(scan)
+    kinds = [(report["report-type"], report.get("error-type")) for report in heard]
+    scans = [("scan-failure", "NotFoundError")] * 2
+    assert kinds == [("commit-report", None), ("commit-failure", "CommitFailedError"), *scans]
+    assert heard[1]["table-name"] == heard[0]["table-name"]
+    assert heard[1]["error-message"] == "always"
+    assert heard[1]["metrics"]["attempts"] == {"unit": "count", "value": 2}
+    assert {"total-duration", "attempts"} == {*heard[1]["metrics"]}
+    assert {*heard[2]["metrics"]} == {"total-planning-duration"}
+
+
+@dataclass(frozen=True)
+class Losing:
+    """Operations whose commits lose."""
+
+    operations: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.operations, name)
+
+    def commit(self, *_: Any) -> Any:
+        raise sm.CommitFailedError("always")
 
 
 # -- Plans ------------------------------------------------------------------------------------------------------------
@@ -204,10 +281,14 @@ def new_table(proxy: Proxy, namespace: str, **properties: str) -> sm.Table:
     return catalog.create_table(f"{namespace}.t", Schema(NestedField(1, "id", LongType(), required=False)))
 
 
-def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str) -> None:
-    """Iceberg's own server parses them, and refuses what is none."""
+def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iceberg's own server parses them, and refuses what is none. It gets no failures, which the protocol lacks."""
     table = new_table(proxy, namespace).append(ROWS).append(ROWS)
     table = table.delete("id = 2")
+    with monkeypatch.context() as failing:
+        failing.setattr("sparkmeta.scan.plan_files_arrow", None)
+        with pytest.raises(TypeError):
+            table.scan().plan_files_arrow()
     assert table.scan("id = 1").to_arrow().num_rows == 2
     until(lambda: len(proxy.reports) == 4)
     bodies = [body for body, status in proxy.reports if status < 300]
@@ -358,12 +439,19 @@ def test_open_telemetry(location: str, tmp_path: Path, spark: SparkSession, monk
     instruments._instrument.cache_clear()
     with configured(spark, {REPORTER: "opentelemetry"}):
         sm.load_table(location, spark=spark).scan("part = 'a'").plan_files_arrow()
+        scans = {**meter.given}
+        with monkeypatch.context() as failing:
+            failing.setattr("sparkmeta.scan.plan_files_arrow", None)
+            with pytest.raises(TypeError):
+                sm.load_table(location, spark=spark).scan().plan_files_arrow()
         catalog = sm.load_catalog("files", type="hadoop", warehouse=f"{tmp_path.as_uri()}/warehouse")
         catalog.create_table("ns.t", Schema(NestedField(1, "id", LongType(), required=False)), spark=spark).append(ROWS)
     instruments._instrument.cache_clear()
     name = {"iceberg.table.name": location.partition("/metadata/")[0]}
     assert meter.given["iceberg.scan.result.data_files"] == ("counter", "", 4, name)
-    assert meter.given["iceberg.scan.planning.duration"][:2] == ("histogram", "ms")
+    assert scans["iceberg.scan.planning.duration"][:2] == ("histogram", "ms")
+    assert scans["iceberg.scan.planning.duration"][3] == name
+    assert meter.given["iceberg.scan.planning.duration"][3] == name | {"error.type": "TypeError"}
     kind, unit, added, attributes = meter.given["iceberg.commit.file_size.added_bytes"]
     assert (kind, unit, attributes["iceberg.operation"]) == ("counter", "By", "append")
     assert meter.given["iceberg.commit.file_size.total_bytes"][:3] == ("gauge", "By", added)

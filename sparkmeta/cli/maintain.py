@@ -94,7 +94,7 @@ def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand,
             click.echo(UNCHANGED)
 
     if commit:
-        with printed_on_failure(plan, print_result), progress(operation.doing):
+        with printed_on_failure(plan, print_result), progress(plan.doing):
             plan.commit()
     print_result()
 
@@ -255,7 +255,6 @@ class MaintenanceCommand:
 
     Attributes:
         about: the effect of the method.
-        doing: the name of the commit's progress.
         outcome: returns lines about the part `committed` of the plan's result.
         columns: the columns of `plan.files()` in text.
         files: the kind of the rows of `plan.files()`.
@@ -264,7 +263,6 @@ class MaintenanceCommand:
     """
 
     about: str
-    doing: str
     outcome: Callable[[Mapping[str, Any]], Iterable[str]]
     columns: tuple[TextColumn, ...]
     files: str
@@ -326,7 +324,6 @@ OPERATIONS = {
     "rewrite_data_files": MaintenanceCommand(
         "Rewrite data files to a suitable size, without deleted rows, optionally sorted.\n\nOptions are named as "
         "in Iceberg's procedure.",
-        "Rewriting data files",
         _rewritten_data,
         (
             TextColumn("group", "file_group", "count"),
@@ -341,7 +338,6 @@ OPERATIONS = {
     ),
     "compact_manifests": MaintenanceCommand(
         "Compact a tree: merge small leaves, drop masked entries, sort entries.",
-        "Rewriting leaves",
         _rewritten("leaves"),
         (
             TextColumn("content"),
@@ -358,7 +354,6 @@ OPERATIONS = {
     ),
     "rewrite_manifests": MaintenanceCommand(
         "Sort the Avro manifests of a table of version 1 to 3 by partition.",
-        "Rewriting manifests",
         _rewritten("manifests"),
         (
             TextColumn("content"),
@@ -372,28 +367,24 @@ OPERATIONS = {
     ),
     "expire_snapshots": MaintenanceCommand(
         "Remove old snapshots of a table, and the files that only they need.",
-        "Expiring snapshots",
         _deleted,
         _SIZES,
         "files that are no longer needed",
     ),
     "remove_orphan_files": MaintenanceCommand(
         "Delete files in a table's folder that the table does not need.",
-        "Deleting files",
         _deleted,
         _SIZES,
         "files that the table does not need",
     ),
     "remove_dangling_deletes": MaintenanceCommand(
         "Remove delete files and deletion vectors that apply to no data file.",
-        "Rewriting delete manifests",
         _rewritten("delete manifests"),
         _DELETES,
         "deletes that apply to no data file",
     ),
     "rewrite_position_delete_files": MaintenanceCommand(
         "Merge small position delete files, or replace them with deletion vectors from format version 3 on.",
-        "Rewriting delete manifests",
         _rewritten("delete manifests"),
         _DELETES,
         "deletes to rewrite",
@@ -402,7 +393,6 @@ OPERATIONS = {
         "Downgrade a metadata tree to format version 3, with manifest lists.\n\nBranches and tags keep their "
         "snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads and writes the table "
         "afterwards.",
-        "Writing manifests",
         _metadata_written,
         (
             TextColumn("snapshot", "snapshot_id"),
@@ -418,14 +408,12 @@ OPERATIONS = {
     "compute_partition_stats": MaintenanceCommand(
         "Count files, rows and deletes of each partition in a statistics file.\n\nIf an ancestor of the snapshot has "
         "such a file, only manifests written by later snapshots are read.",
-        "Computing statistics",
         _registered,
         _SIZES,
         "manifests to read",
     ),
     "compute_table_stats": MaintenanceCommand(
         "Count the distinct values of columns, with theta sketches in a Puffin file. Reads the rows.",
-        "Computing statistics",
         _registered,
         (
             TextColumn("file_path", kind="path"),
@@ -475,7 +463,7 @@ def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: b
         summary = plan.summary()
     upgraded = None
     if commit:
-        with progress("Upgrading"):
+        with progress(plan.doing):
             upgraded = plan.commit().metadata_location
     if as_json:
         print_json({"plan": summary.to_dict(), "committed": upgraded})

@@ -9,19 +9,19 @@ import select
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
 from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
+from sparkmeta.progress import progress as shown_progress
 from sparkmeta.storage.location import normalize
 from sparkmeta.text import byte_size, printable
 
@@ -422,12 +422,6 @@ def _middle_out(path: str, longest: int) -> str:
 # -- Progress -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def progress(text: str) -> Iterator[None]:
+def progress(text: str) -> AbstractContextManager[object]:
     """Show an animated status line on stderr if it is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    # A duplicate descriptor, since stderr is redirected while the session starts.
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, Status(text, console=Console(file=terminal)):
-        yield
+    return shown_progress(text, on_terminal=True)

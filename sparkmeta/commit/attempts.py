@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from sparkmeta.checks import NAME, Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
@@ -23,7 +23,8 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
-from sparkmeta.reports import commit_report
+from sparkmeta.progress import progress
+from sparkmeta.reports import COMMIT, commit_report, failures_reported
 from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
@@ -73,11 +74,19 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
         UnsupportedError: the table can't be committed to.
     """
+    tried: list[int] = []
+    with failures_reported(table.state.reports, lambda: table.state.settings, COMMIT, lambda: len(tried)):
+        return _committed(table, steps, tried)
+
+
+def _committed(table: TableT, steps: Sequence[Step], tried: list[int]) -> TableT:
+    """See `commit_steps`. `tried` gets the numbers of attempts."""
     table.refuse_read_only()
     retries = commit_retries(table.metadata.properties)
     started = time.monotonic()
     table = _current(table, steps)
     for attempt in range(retries.count + 1):
+        tried.append(attempt)
         metadata = table.metadata
         try:
             with translated_errors():
@@ -246,7 +255,13 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Plan(ABC, Generic[TableT, DoneT]):
-    """A plan to maintain a table, carried out by `commit`."""
+    """A plan to maintain a table, carried out by `commit`.
+
+    Attributes:
+        doing: what a commit does, for its progress.
+    """
+
+    doing: ClassVar[str] = "Committing"
 
     table: TableT
     _committed: list[DoneT] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -269,7 +284,8 @@ class Plan(ABC, Generic[TableT, DoneT]):
             ValidationError: the table or a file does not fit the plan.
         """
         if not self._committed:
-            self._committed.append(self._commit())
+            with progress(self.doing, self.table.state.sessions):
+                self._committed.append(self._commit())
         return self._committed[0]
 
     @abstractmethod

@@ -406,6 +406,8 @@ _MOST_NAMED = 3
 class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
     """A plan to compact manifests, carried out by `commit`."""
 
+    doing = "Rewriting leaves"
+
     _scope: Scope | None
     _old: OldLayout = field(default_factory=OldLayout)
 

@@ -50,6 +50,7 @@ from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, Entry
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.v4.root import Root, version
 from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves
+from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -119,9 +120,9 @@ class RewriteJob:
         if bin_numbers:
             rows = [self._bin(number, groups[number], groups[number].leaves) for number in bin_numbers]
             leaves_by_group = self._write_bins(rows)
-        for number, group in enumerate(groups):
-            if group.exchanged:
-                leaves_by_group[number] = self._exchange(group)
+        exchanged = [number for number, group in enumerate(groups) if group.exchanged]
+        for number in tracked(exchanged, "Sorting leaves", self.state.sessions):
+            leaves_by_group[number] = self._exchange(groups[number])
         return [self.rewritten(group, leaves_by_group.get(number, [])) for number, group in enumerate(groups)]
 
     def rewritten(self, group: Group, new_leaves: Sequence[pa.Table]) -> Rewritten:

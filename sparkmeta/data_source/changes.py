@@ -5,7 +5,9 @@ The planning process finds the changed files of each snapshot, and divides them 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from sparkmeta.data_source.options import CHANGELOG, whole
 from sparkmeta.data_source.tables import Read
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.reports import ScanResult
 from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type
 from sparkmeta.rows.changed_files import APPEND
 from sparkmeta.rows.changelog import REPLACE, refuse_change_columns
@@ -143,16 +146,24 @@ class ChangePlans:
             ranges: steps, oldest first, each with the first of its units and the first one after the range; None for
                 all others.
         """
+        started, steps = time.perf_counter(), [*ranges]
         plain: list[Parts] = []
         compared: list[list[Parts]] = []
-        ordinal = 0
-        for step, start, stop in ranges:
+        ordinal = files = size = 0
+        for step, start, stop in steps:
             changes = self.changes(step)
             if changes is not None:
                 end = len(changes) if stop is None else stop
+                files += int(changes.file_counts[start:end].sum())
+                size += int(changes.totals("file_size_in_bytes")[start:end].sum())
                 plain += changes.plain(start, end, ordinal)
                 compared += changes.of_compared(start, end, ordinal)
             ordinal += step.is_whole or step.snapshot.operation != REPLACE
+        if steps:
+            first, last = steps[0][0], steps[-1][0]
+            since = None if first.is_whole else first.snapshot.parent_snapshot_id
+            result = partial(ScanResult, files, size)
+            self.scan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
         readers = ChangeReaders.of(self.scan.row_scan, changes=self.is_changelog)
         return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
 

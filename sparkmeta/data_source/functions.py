@@ -6,7 +6,9 @@ what needs no job.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from datetime import datetime
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +24,11 @@ from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
 from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.manifests.placement import ManifestLoad
+from sparkmeta.text import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.data_source.options import Catalogs
@@ -181,6 +184,13 @@ _CALLED: Final = (
     StructType().add("procedure", StringType()).add("committed", BooleanType())
     .add("result", MapType(StringType(), StringType()))
 )  # fmt: skip
+# Operations of `Maintenance` that plan without jobs: whether they commit without jobs too.
+_MAINTENANCE: Final = {
+    "expire_snapshots": True, "upgrade": True, "undo_upgrade": True, "rewrite_manifests": False,
+    "compact_manifests": False,
+}  # fmt: skip
+# This reads the lists and manifests of many snapshots.
+_LIMITED: Final = "expire_snapshots"
 
 
 def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: bool) -> dict[str, str]:
@@ -188,7 +198,7 @@ def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: 
 
     Args:
         table: the table.
-        procedure: one of `PROCEDURES`.
+        procedure: one of `PROCEDURES`, or an operation of `Maintenance` that needs no jobs.
         arguments: as of Iceberg's procedure.
         commit: whether to commit the change.
 
@@ -196,29 +206,61 @@ def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: 
         InvalidArgumentError: there is no such procedure, or an argument is unknown, missing or wrong.
         UnsupportedError: the procedure needs jobs of Spark.
     """
-    if procedure not in PROCEDURES:
-        if callable(getattr(Maintenance, procedure, None)) and not procedure.startswith("_"):
-            instead = f"table.maintenance.{procedure}(...).commit() in Python"
-            raise UnsupportedError(f"{procedure} is not for table functions, which start no jobs of Spark: {instead}")
-        raise InvalidArgumentError(f"{shown(procedure)} is not a procedure; procedures are {', '.join(PROCEDURES)}")
     FLAG.check("commit", commit)
-    _refuse_misfits(procedure, arguments)
-    transaction = table.transaction()
-    refs = transaction.manage_snapshots()
+    known = [*PROCEDURES, *_MAINTENANCE]
+    if procedure in known:
+        if commit and not _MAINTENANCE.get(procedure, True):
+            raise _needs_jobs(procedure, f"a commit of {procedure}")
+        load = ManifestLoad.of(table.state.manifests) if procedure == _LIMITED else None
+        if load is not None and not load.fits_driver(table.state.settings.driver_manifest_bytes):
+            raise _needs_jobs(procedure, f"{procedure} of a table with {byte_size(load.size_in_bytes)} of manifests")
+    elif callable(getattr(Maintenance, procedure, None)) and not procedure.startswith("_"):
+        raise _needs_jobs(procedure, procedure)
+    else:
+        raise InvalidArgumentError(f"{shown(procedure)} is not a procedure; procedures are {', '.join(known)}")
+    called = PROCEDURES.get(procedure) or getattr(Maintenance, procedure)
+    _refuse_misfits(procedure, called, arguments)
     try:
-        PROCEDURES[procedure](refs, **arguments)
-        refs.commit()
-        planned = transaction.table_metadata if not commit else transaction.commit().metadata
+        return (_changed_refs if procedure in PROCEDURES else _maintained)(table, called, arguments, commit=commit)
     except SparkmetaError:
         raise
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(f"{table.location()}: {procedure}: {first_line(error)}") from error
+
+
+def _needs_jobs(procedure: str, what: str) -> UnsupportedError:
+    instead = f"table.maintenance.{procedure}(...).commit() in Python"
+    return UnsupportedError(f"{what} is not for table functions, which start no jobs of Spark: {instead}")
+
+
+def _changed_refs(
+    table: Table, procedure: Callable[..., Any], arguments: Mapping[str, Any], *, commit: bool
+) -> dict[str, str]:
+    transaction = table.transaction()
+    refs = transaction.manage_snapshots()
+    procedure(refs, **arguments)
+    refs.commit()
+    planned = transaction.table_metadata if not commit else transaction.commit().metadata
     ids = {"previous_snapshot_id": table.metadata, "current_snapshot_id": planned}
     return {name: str(metadata.current_snapshot_id) for name, metadata in ids.items()}
 
 
-def _refuse_misfits(procedure: str, arguments: Mapping[str, Any]) -> None:
-    known = [*signature(PROCEDURES[procedure]).parameters.values()][1:]
+def _maintained(
+    table: Table, operation: Callable[..., Any], arguments: Mapping[str, Any], *, commit: bool
+) -> dict[str, str]:
+    """Return the numbers of a plan, or what its commit has changed."""
+    # Spark passes timestamps without their zone, in the zone of this process.
+    given = {name: value.astimezone() if isinstance(value, datetime) else value for name, value in arguments.items()}
+    plan = operation(table.maintenance, **given)
+    if commit:
+        plan.commit()
+    result = plan.result()
+    numbers = result["plan"] if result["committed"] is None else result["committed"]
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in numbers.items()}
+
+
+def _refuse_misfits(procedure: str, called: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    known = [*signature(called).parameters.values()][1:]
     names = [each.name for each in known]
     for name in arguments:
         if name not in names:

@@ -24,6 +24,7 @@ from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.plan.prune import live_manifests
+from sparkmeta.progress import planning
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
@@ -159,6 +160,8 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     CommitConflictError if none are left.
     """
 
+    doing = "Rewriting delete manifests"
+
     @cached_property
     def _entries(self) -> DataFrame:
         return dangling_deletes(self._state)
@@ -175,6 +178,7 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
         """
         return public_rows(self._entries, self._state)
 
+    @planning
     def summary(self) -> DanglingDeletesSummary:
         """Return the plan in numbers. Runs jobs, once."""
         removal = self._removal

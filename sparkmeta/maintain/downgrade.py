@@ -28,6 +28,7 @@ from sparkmeta.maintain.rewrite_manifests import CONTENTS
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.plan.prune import live_files
+from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.upgrade import (
@@ -363,6 +364,8 @@ class DowngradePlan(TablePlan[TableT]):
     if another commit has downgraded the table.
     """
 
+    doing = "Writing manifests"
+
     _heads: tuple[Head, ...]
 
     def files(self) -> DataFrame:
@@ -419,7 +422,7 @@ class _DowngradeStep:
         self.names.next_attempt(metadata)
         row_id = next_row_id(metadata)
         manifests: dict[int, list[pa.Table]] = {head.snapshot_id: [] for head in heads}
-        for group in groups:
+        for group in tracked(groups, DowngradePlan.doing, state.sessions):
             rows, row_id = with_row_ids(self._written(group), row_id)
             for head in group.heads:
                 manifests[head.snapshot_id].append(rows)

@@ -19,6 +19,7 @@ from sparkmeta.inspect.history import snapshots as snapshot_rows
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import TableT
+from sparkmeta.progress import planning
 from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -145,6 +146,8 @@ class ExpirySummary(PlanSummary):
 class ExpiryPlan(TablePlan[TableT]):
     """A plan to expire snapshots, carried out by `commit`."""
 
+    doing = "Expiring snapshots"
+
     rules: ExpiryRules
     cleanup: str
     _deleted: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -204,6 +207,7 @@ class ExpiryPlan(TablePlan[TableT]):
         """
         return public_files(frame_of(self._files, self.table.state))
 
+    @planning
     def summary(self) -> ExpirySummary:
         """Return the plan in numbers. Runs the jobs of `files`, and maybe another if it cleans metadata."""
         return self._summary

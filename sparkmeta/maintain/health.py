@@ -28,6 +28,7 @@ from sparkmeta.maintain.health_measures import (
     partition_text,
 )
 from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
+from sparkmeta.progress import progress
 from sparkmeta.session import local_frame
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.table_properties import number_property
@@ -444,6 +445,12 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     state = table.state
     state.sessions.running()  # raises SessionError if the caller's session was stopped
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    with progress("Examining the table", state.sessions):
+        return _examined(table, options, source)
+
+
+def _examined(table: BaseTable, options: HealthOptions, source: str | None) -> HealthReport:
+    state = table.state
     limits = _limits(state, options)
     columns = _columns(state, options)
     started = time.perf_counter()

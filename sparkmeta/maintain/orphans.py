@@ -50,6 +50,7 @@ from sparkmeta.maintain.reachable import count_files, reachable_paths
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.operations.table_operations import TableT
+from sparkmeta.progress import planning
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
@@ -236,6 +237,8 @@ class OrphanPlan(Plan[TableT, Deletion]):
         inventory: the files below the location, instead of a listing.
     """
 
+    doing = "Deleting files"
+
     rules: OrphanRules
     inventory: DataFrame | None = None
 
@@ -253,6 +256,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         path, size = F.col("path").alias("file_path"), F.col("length").alias("file_size_in_bytes")
         return orphans.select("content", path, size, F.timestamp_millis("modified_ms").alias("last_modified"))
 
+    @planning
     def summary(self) -> OrphanSummary:
         """Return the plan in numbers. Runs the jobs of `files`."""
         return self._summary

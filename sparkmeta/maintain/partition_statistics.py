@@ -192,6 +192,8 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
     be read, the statistics are computed in full.
     """
 
+    doing = "Computing statistics"
+
     _method: str
     _base: Base | None
 

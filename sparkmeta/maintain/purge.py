@@ -11,10 +11,8 @@ import pyarrow as pa
 
 from sparkmeta.entries.relation import frame_of, union
 from sparkmeta.errors import CommitFailedError
-from sparkmeta.maintain.reachable_tasks import (
-    Deletion,
-    delete_files,
-)
+from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files, unreachable_files
+from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.entries.relation import Relation
-
-from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files, unreachable_files
 
 _METADATA = "metadata"
 
@@ -85,7 +81,7 @@ class PurgePlan:
         return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
 
     def commit(self) -> Deletion | None:
-        """Drop the table, then delete its files in tasks. This can't be undone.
+        """Drop the table, then delete its files, few by the driver and many by tasks. This can't be undone.
 
         If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
         nothing is dropped.
@@ -103,11 +99,11 @@ class PurgePlan:
         if self.by_catalog:
             self.drop()
             return None
-        writer, files = executor_writer(self.table.state.files), self._files
+        files = self._files
         # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
         count = sum(count_files(files).files.values())
         self.table.state.files.delete_many(self.drop())
-        return delete_files(files, writer, self.table.state, count)
+        return delete_files(files, executor_writer(self.table.state.files), self.table.state, count)
 
     @cached_property
     def _files(self) -> Relation:

@@ -23,6 +23,7 @@ from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
+from sparkmeta.progress import progress
 from sparkmeta.session import in_tasks, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
@@ -448,7 +449,7 @@ def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, cou
     }
     by_content = [sql.col("content").alias("content")]
     # Without checkpoints, the job also computes which files these are.
-    with translated_errors():
+    with translated_errors(), progress("Deleting files", state.sessions):
         counted = collected(grouped(outcomes, by_content, [each.alias(name) for name, each in figures.items()]))
     rows = counted.sort_by("content").to_pylist()
     problems = [problem for row in rows for problem in row["problems"] if problem is not None]

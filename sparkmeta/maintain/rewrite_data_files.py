@@ -28,6 +28,7 @@ from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewrite
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.progress import planning, tracked
 from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
 from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
@@ -120,7 +121,8 @@ class Rewrite:
         written: list[DataFrame] = []
         try:
             group_limit = self.groups.options.max_concurrent_file_group_rewrites or end - start
-            for begin in range(start, end, max(group_limit, 1)):
+            begins = range(start, end, max(group_limit, 1))
+            for begin in tracked(begins, "Writing data files", self.state.sessions):
                 self._write(begin, min(begin + group_limit, end), written)
         except BaseException:
             for files in written:
@@ -364,6 +366,8 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     their changes.
     """
 
+    doing = "Rewriting data files"
+
     order: RowOrder | None
     _progress: _Progress = field(default_factory=_Progress, init=False, repr=False, compare=False)
 
@@ -390,6 +394,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
             "manifest_path", "manifest_pos",
         )  # fmt: skip
 
+    @planning
     def summary(self) -> DataRewriteSummary:
         """Return the plan in numbers. Runs jobs, once."""
         groups = self._groups.groups
@@ -463,7 +468,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         table, progress = self.table, self._progress
         progress.failed_commits = progress.failed_data_files = 0
         errors: list[SparkmetaError] = []
-        for start, end in self._parts:
+        for start, end in tracked([*self._parts], self.doing, table.state.sessions):
             groups = self._groups.groups.slice(start, end - start)
             try:
                 table = self._commit_part(table, start, end)

@@ -26,6 +26,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, translated_error
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -271,6 +272,8 @@ class ManifestRewriteSummary(SnapshotPlanSummary):
 class ManifestRewritePlan(RewritePlan[TableT, ManifestRewriteOptions]):
     """A plan to rewrite Avro manifests, carried out by `commit`."""
 
+    doing = "Rewriting manifests"
+
     _groups: tuple[ManifestGroup, ...]
 
     def files(self) -> DataFrame:
@@ -325,7 +328,8 @@ class _ManifestStep(RewriteStep):
         """See `RewriteStep.apply_to`."""
         _refuse(head)
         if self.written is None:
-            self.written = [self._write(group) for group in self.groups]
+            groups = tracked(self.groups, ManifestRewritePlan.doing, head.sessions)
+            self.written = [self._write(group) for group in groups]
         planned, current = _inherited(self.planned_on), _inherited(head)
         same_version = head.metadata.format_version == self.planned_on.metadata.format_version
         fitting = [

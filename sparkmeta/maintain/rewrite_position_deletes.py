@@ -39,6 +39,7 @@ from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter, full_partition, manifest_path, tuple_matches
 from sparkmeta.plan.prune import live_manifests, prune_manifests
+from sparkmeta.progress import planning
 from sparkmeta.session import in_tasks, map_arrow, materialize, read_tasks
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
@@ -469,6 +470,8 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     such a data file, or changed the format version.
     """
 
+    doing = "Rewriting delete manifests"
+
     _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
@@ -482,6 +485,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
         """
         return public_rows(self._rewrite.entries, self._state)
 
+    @planning
     def summary(self) -> DeleteRewriteSummary:
         """Return the plan in numbers. Runs a job, once."""
         return self._summary

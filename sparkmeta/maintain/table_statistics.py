@@ -28,6 +28,7 @@ from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import count_files, plan_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.progress import planning
 from sparkmeta.rows.changelog import fields_of_rows
 from sparkmeta.rows.read import RowScan, read_rows
 from sparkmeta.session import map_arrow
@@ -165,12 +166,15 @@ class TableStatsSummary(SnapshotPlanSummary):
 class TableStatsPlan(StatisticsPlan[TableT]):
     """A plan to compute table statistics, carried out by `commit`."""
 
+    doing = "Computing statistics"
+
     _columns: dict[str, int]
 
     def files(self) -> DataFrame:
         """Return a row for each data file that is read, with the columns of `Scan.plan_files`, lazily."""
         return plan_files(choose(prune_manifests(self._filter)))
 
+    @planning
     def summary(self) -> TableStatsSummary:
         """Return the plan in numbers, without a job if manifests have counts."""
         snapshot_id = self._snapshot_id

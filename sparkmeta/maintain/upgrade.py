@@ -136,6 +136,8 @@ class UpgradePlan(TablePlan[TableT]):
         compact: whether to compact the manifests of the main branch in the same commit.
     """
 
+    doing = "Upgrading"
+
     to_version: int = TREE_VERSION
     compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)

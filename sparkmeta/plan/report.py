@@ -23,12 +23,13 @@ from sparkmeta.reports import ScanResult, counter, environment, timer
 from sparkmeta.text import byte_size, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyiceberg.schema import Schema
     from pyspark.sql import Column
 
     from sparkmeta.plan.choose import Choice
+    from sparkmeta.plan.filter import ScanFilter
 
 
 @dataclass(frozen=True)
@@ -177,35 +178,66 @@ _PROJECTED = (PrimitiveType, StructType)
 
 
 def metrics_report(
-    pruned: PrunedManifests, projection: Schema, result: ScanResult | None, seconds: float
+    scan_filter: ScanFilter,
+    projection: Schema,
+    snapshot_id: int,
+    metrics: Mapping[str, Any],
+    seconds: float,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return Iceberg's report on a plan, without the table's name. Runs no job.
 
     Args:
-        pruned: the scan and its manifests.
+        scan_filter: the filter.
         projection: the columns that are read.
-        result: the planned files; None if only tasks know them.
+        snapshot_id: the snapshot that is read; the last one of several.
+        metrics: the counters; see `plan_metrics` and `result_metrics`.
         seconds: how long planning took on the driver.
+        metadata: further facts.
     """
-    scan_filter, state = pruned.filter, pruned.filter.state
-    assert state.snapshot is not None, "an empty table has no plans"
     fields = projection._lazy_id_to_field.items()
     ids = sorted(field_id for field_id, field in fields if isinstance(field.field_type, _PROJECTED))
     return {
         "report-type": "scan-report",
-        "snapshot-id": state.snapshot.snapshot_id,
+        "snapshot-id": snapshot_id,
         "filter": json.loads(sanitized_json(scan_filter.row_filter)),
         "schema-id": scan_filter.schema.schema_id,
         "projected-field-ids": ids,
         "projected-field-names": [projection.find_column_name(field_id) for field_id in ids],
-        "metrics": {
-            "total-planning-duration": timer(seconds),
-            **_manifest_metrics("data", _counts(state.data_manifests, pruned.data)),
-            **_manifest_metrics("delete", _counts(state.delete_manifests, pruned.deletes)),
-            **_result_metrics(pruned, result or ScanResult()),
-        },
-        "metadata": environment(),
+        "metrics": {"total-planning-duration": timer(seconds), **metrics},
+        "metadata": {**environment(), **(metadata or {})},
     }
+
+
+def plan_metrics(pruned: PrunedManifests, result: ScanResult | None) -> dict[str, Any]:
+    """Return the counters of a plan.
+
+    Args:
+        pruned: the scan and its manifests.
+        result: the planned files; None if only tasks know them.
+    """
+    state, result = pruned.filter.state, result or ScanResult()
+    counts = live_files(pruned.data)
+    live = None if counts.null_count else pc.sum(counts, min_count=0).as_py()
+    files = live if result.data_files is None and pruned.filter.keeps_all else result.data_files
+    skipped = None if live is None or files is None else live - files
+    return {
+        **_manifest_metrics("data", _counts(state.data_manifests, pruned.data)),
+        **_manifest_metrics("delete", _counts(state.delete_manifests, pruned.deletes)),
+        **result_metrics(result._replace(data_files=files)),
+        **({} if skipped is None else {"skipped-data-files": counter(skipped)}),
+    }
+
+
+def result_metrics(result: ScanResult) -> dict[str, Any]:
+    """Return the counters of planned files that are known."""
+    known = {
+        "result-data-files": (result.data_files, "count"),
+        "result-delete-files": (result.delete_files, "count"),
+        "total-file-size-in-bytes": (result.data_bytes, "bytes"),
+        "total-delete-file-size-in-bytes": (result.delete_bytes, "bytes"),
+    }
+    return {name: counter(value, unit) for name, (value, unit) in known.items() if value is not None}
 
 
 def _manifest_metrics(kind: str, counts: ManifestCounts) -> dict[str, Any]:
@@ -214,21 +246,6 @@ def _manifest_metrics(kind: str, counts: ManifestCounts) -> dict[str, Any]:
         f"scanned-{kind}-manifests": counter(counts.scanned),
         f"skipped-{kind}-manifests": counter(counts.total - counts.scanned),
     }
-
-
-def _result_metrics(pruned: PrunedManifests, result: ScanResult) -> dict[str, Any]:
-    """Return the counters of planned files that are known, from the result or the counts of manifests."""
-    counts = live_files(pruned.data)
-    live = None if counts.null_count else pc.sum(counts, min_count=0).as_py()
-    files = live if result.data_files is None and pruned.filter.keeps_all else result.data_files
-    figures = {
-        "result-data-files": (files, "count"),
-        "result-delete-files": (result.delete_files, "count"),
-        "total-file-size-in-bytes": (result.data_bytes, "bytes"),
-        "total-delete-file-size-in-bytes": (result.delete_bytes, "bytes"),
-        "skipped-data-files": (None if live is None or files is None else live - files, "count"),
-    }
-    return {name: counter(value, unit) for name, (value, unit) in figures.items() if value is not None}
 
 
 def _counts(manifests: pa.Table, opened: pa.Table) -> ManifestCounts:

@@ -65,7 +65,12 @@ if TYPE_CHECKING:
 APPEND: Final = "append"
 
 
-def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame:
+def read_appended(
+    scan: RowScan,
+    from_exclusive: int | None,
+    to_inclusive: int | None,
+    planned: Callable[[Iterable[PlannedFiles]], None],
+) -> DataFrame:
     """Return the rows that a range of snapshots appended.
 
     As in Iceberg's Java library, these are the rows of files added by snapshots of the operation `append`. Changes by
@@ -75,6 +80,7 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
         scan: the rows and columns to read.
         from_exclusive: None for the whole history.
         to_inclusive: None for the current snapshot.
+        planned: Is called with the planned files.
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -82,8 +88,11 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
     """
     entries = appended_entries(scan.filter, from_exclusive, to_inclusive)
     if entries is None:
+        planned([])
         return empty_rows(scan)
-    return rows_of(scan, PlannedFiles.of([plan_of_entries(entries, scan.state, SNAPSHOT)], scan.state))
+    files = PlannedFiles.of([plan_of_entries(entries, scan.state, SNAPSHOT)], scan.state)
+    planned([files])
+    return rows_of(scan, files)
 
 
 def appended_entries(

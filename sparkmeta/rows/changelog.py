@@ -32,10 +32,12 @@ from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.read import RowScan, are_few, empty_rows, rows_of, rows_of_few, union_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyiceberg.schema import Schema
     from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.rows.planned import PlannedFiles
 
 UPDATE_BEFORE: Final = "UPDATE_BEFORE"
 UPDATE_AFTER: Final = "UPDATE_AFTER"
@@ -66,10 +68,14 @@ class Changelog:
     identifiers: tuple[int, ...] = ()
 
 
-def read_changelog(changelog: Changelog) -> DataFrame:
+def read_changelog(changelog: Changelog, planned: Callable[[Iterable[PlannedFiles]], None]) -> DataFrame:
     """Return the changed rows with the scan's columns, then `CHANGE_COLUMNS`.
 
     Plans run at once (see `changed_files`); rows are read when the DataFrame runs.
+
+    Args:
+        changelog: what to read.
+        planned: is called with the planned files.
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -86,6 +92,7 @@ def read_changelog(changelog: Changelog) -> DataFrame:
     ]
     rows = replace(scan, metadata_columns=tuple(CHANGE_COLUMNS))
     files = changed_files(scan.filter, snapshots)
+    planned([] if files is None else files.all_parts())
     if files is None:
         return empty_rows(rows)
     compared, plain = files.all_parts(), []

@@ -1,10 +1,14 @@
-"""Tables for the sink of the data source, and a stream of files into one: `python -m tests.data_source.sink_tables`."""
+"""Tables for the sink of the data source, and a stream of files into them.
+
+`python -m tests.data_source.sink_tables` runs a stream of files into a table, and out of it into a copy.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +19,16 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.storage.location import local_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -88,13 +95,38 @@ class Batches:
 
     def run(self, output: str = "append", **options: str) -> None:
         """Run the stream until it has no more rows. Raises StreamingQueryException."""
+        self.start(output, **options).awaitTermination()
+
+    def start(self, output: str = "append", **options: str) -> StreamingQuery:
+        """Start the stream, which ends when it has no more rows."""
         source = self.spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
         rows = source.parquet(str(self.source))
         if output == "complete":
             rows = rows.groupBy("part").agg(F.count("*").alias("id"))
         sink = rows.writeStream.format("sparkmeta").outputMode(output).trigger(availableNow=True)
         sink = sink.options(**{"checkpointLocation": str(self.folder / "checkpoint")} | options)
-        sink.start(self.location).awaitTermination()
+        return sink.start(self.location)
+
+    def start_copy(self, location: str) -> StreamingQuery:
+        """Start a stream that applies the table's changelog to a table with the same columns."""
+
+        def apply(batch: DataFrame, batch_id: int) -> None:
+            last = Window.partitionBy("id").orderBy(F.desc("_change_ordinal"), F.desc("_change_type"))
+            changes = batch.withColumn("place", F.row_number().over(last)).where("place = 1")
+            copy = sm.load_table(location, spark=batch.sparkSession)
+            key = {"spark.sql.streaming.queryId": "copy", "spark.sql.streaming.epochId": str(batch_id)}
+            merge = copy.merge(changes, "id", snapshot_properties=key)
+            merge = merge.when_matched("source._change_type = 'DELETE'").delete().when_matched().update_all()
+            merge.when_not_matched("source._change_type = 'INSERT'").insert_all().merge()
+
+        changes = self.spark.readStream.format("sparkmeta").option("table", "changelog").load(self.location)
+        sink = changes.writeStream.foreachBatch(apply).trigger(processingTime="1 second")
+        return sink.option("checkpointLocation", str(self.copied)).start()
+
+    @property
+    def copied(self) -> Path:
+        """The checkpoint of the stream into the copy."""
+        return self.folder / "copied"
 
     def forget(self) -> None:
         """Make Spark repeat the last batch, as if it had died after its commit."""
@@ -107,11 +139,20 @@ class Batches:
         return name
 
 
-def main(folder: str, location: str, options: str) -> None:
-    """Run a stream in a new session."""
-    spark = sm.local_session("stream", config={"spark.ui.enabled": "false"})
+def main(folder: str, location: str, copy: str, options: str) -> None:
+    """Run a stream of files into a table, and out of it into a copy, in a new session."""
+    spark = sm.local_session("stream", memory="2g")
     sm.register(spark)
-    Batches(spark, Path(folder), location).run(**json.loads(options))
+    batches = Batches(spark, Path(folder), location)
+    copying = batches.start_copy(copy)
+    batches.start(**json.loads(options))
+    try:
+        spark.streams.awaitAnyTermination()
+        copying.processAllAvailable()
+    except StreamingQueryException:
+        traceback.print_exc()
+        os._exit(1)  # the other query is in the middle of something
+    copying.stop()
 
 
 if __name__ == "__main__":

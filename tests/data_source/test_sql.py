@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,10 @@ import pytest
 from pyspark.errors import PySparkException
 
 import sparkmeta as sm
+from sparkmeta.catalog import load_catalog
 from sparkmeta.data_source import tables
+from sparkmeta.data_source.functions import call
+from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.rows import arrow_reader
 from sparkmeta.session import NoSession
 from sparkmeta.settings import Settings
@@ -29,8 +33,6 @@ from tests.small_table import small_catalog, write_small_table
 from tests.trees import BY_PART, TreeTable, data
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 METADATA_TABLES = [*tables.OF_SNAPSHOT, *tables.OF_HISTORY]
@@ -315,10 +317,48 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
         f"'rollback_to_snapshot', id => {first}": "rollback_to_snapshot has no argument id; arguments are snapshot_id",
         "'rollback_to_snapshot', snapshot_id => 5": "rollback_to_snapshot",
         "'rollback'": "'rollback' is not a procedure; procedures are rollback_to_snapshot",
-        "'expire_snapshots'": r"expire_snapshots is not for table functions, .*: table\.maintenance\.expire_snapshots",
+        "'rewrite_data_files'": r"rewrite_data_files is not for .*: table\.maintenance\.rewrite_data_files\(\.\.\.\)",
+        "'rewrite_manifests'": r"a commit of rewrite_manifests is not for .*: table\.maintenance\.rewrite_manifests",
+        "'expire_snapshots', retain_last => 0": "retain_last is 0: expected",
+        "'expire_snapshots', stream_results => true": "expire_snapshots has no argument stream_results",
     }.items():
         with pytest.raises(PySparkException, match=error):
             called(f"{arguments}, commit => true")
+
+
+def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expiry plans and acts; a rewrite of manifests only plans."""
+    catalog = load_catalog("shop", type="hadoop", warehouse=str(folder / "maintained"))
+    catalog.create_namespace("shop")
+    table = catalog.create_table("shop.orders", orders_of(0).schema)
+    for load in range(3):
+        table = table.append(orders_of(load))
+    location = table.overwrite(orders_of(3)).location()
+
+    def called(arguments: str) -> Any:
+        return registered.sql(f"SELECT * FROM sparkmeta_call('{location}', {arguments})").first()
+
+    older = "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"
+    planned = called(f"'expire_snapshots', {older}")
+    assert not planned.committed
+    assert planned.result | {"bytes": ""} == {
+        "table": location, "snapshots": "3", "remaining": "1", "refs": "[]", "bytes": "", "missing": "0",
+        "files": '{"data file": 3, "manifest": 3, "manifest list": 3}', "schemas": "0", "partition_specs": "0",
+    }  # fmt: skip
+    files = {path for path in Path(location.removeprefix("file:")).rglob("*.*") if path.suffix in (".parquet", ".avro")}
+    manifests = called("'rewrite_manifests'").result
+    assert (manifests["data_manifests"], manifests["manifests_after"]) == ("4", "1")
+    done = called(f"'expire_snapshots', {older}, commit => true")
+    assert done.committed
+    assert (done.result["files"], done.result["failed"]) == (planned.result["files"], "0")
+    table = table.refresh()
+    assert done.result["metadata_location"] == table.metadata_location
+    assert len(table.snapshots()) == 1
+    assert len([path for path in files if not path.exists()]) == 9
+    assert table.scan().to_arrow().num_rows == len(orders_of(3))
+    monkeypatch.setattr(NoSession, "settings", lambda _: Settings(driver_manifest_bytes=1))
+    with pytest.raises(sm.UnsupportedError, match=r"expire_snapshots of a table with .* of manifests is not for"):
+        call(ReadOptions.of({"path": location}).open({}), "expire_snapshots", {}, commit=False)
 
 
 def test_the_health_of_a_large_table_is_for_python(registered: SparkSession, folder: Path) -> None:
