@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-MOST_TASKS = 20
+MOST_TASKS = 22
 
 
 @pytest.mark.classic
