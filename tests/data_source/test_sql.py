@@ -362,7 +362,7 @@ def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monke
 
 
 def test_the_health_of_a_large_table_is_for_python(registered: SparkSession, folder: Path) -> None:
-    table = HandmadeTable(folder / "large").add(0, 0, handmade_data("x:d"))
+    table = HandmadeTable(folder / "large", summaries=True).add(0, 0, handmade_data("x:d"))
     written = table._manifest
     vars(table)["_manifest"] = lambda *of: {**written(*of), "added_data_files_count": 1_000_000}
     with pytest.raises(PySparkException, match=r"1,000,000 entries .* print\(table.maintenance.health\(\)\) in Python"):
