@@ -94,7 +94,7 @@ def plans(method: Callable[Concatenate[PlannerT, P], ResultT]) -> Callable[Conca
     @wraps(method)
     def reporting(self: PlannerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         state = self.state
-        failing = failures_reported(state.reports, lambda: state.settings, SCAN)
+        failing = failures_reported(state.reports, state.sessions.settings, SCAN)
         with failing, progress("Planning", state.sessions):
             return method(self, *args, **kwargs)
 
@@ -344,7 +344,7 @@ class Scan:
         if self.state.reports is None or snapshot is None:
             return
         self.state.reports.send(
-            lambda: self.state.settings,
+            lambda: self._filter.state.settings,
             lambda: metrics_report(self._filter, self.projection(), snapshot.snapshot_id, metrics(), seconds, metadata),
         )
 

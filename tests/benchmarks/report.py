@@ -117,7 +117,7 @@ def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
 
 
 def _cell(plan: Plan, ours: Sequence[Plan]) -> str:
-    seconds = f"{plan.median:.2g}"
+    seconds = f"{plan.median:.3f}"
     times = " | ".join(f"{plan.median / our.median:.2g}x" for our in ours)
     return seconds if not ours or plan in ours else f"{seconds} ({times})"
 

@@ -48,8 +48,8 @@ def test_table_shows_medians_and_how_many_times_ours_a_peer_takes() -> None:
     with (console := Console(width=120)).capture() as captured:
         console.print(plan_table("a table", plans))
     row = next(line for line in captured.get().splitlines() if "partition, min/max" in line)
-    assert "3.00 (2x)" in row
-    assert "1.50 " in row
+    assert "3.000 (2x)" in row
+    assert "1.500 " in row
 
 
 def test_json_keeps_every_measurement() -> None:

@@ -248,7 +248,7 @@ def test_names_of_catalogs(registered: SparkSession, folder: Path, orders: str) 
         ({"path": "/nowhere"}, sm.NoSuchTableError, "/nowhere"),
         ({"path": ""}, sm.InvalidArgumentError, "path is missing"),
         ({"tabel": "files"}, sm.InvalidArgumentError, "'tabel' is not an option; options are path, table, catalog"),
-        ({"table": "fils"}, sm.InvalidArgumentError, "table is 'fils': expected rows, plan, entries"),
+        ({"table": "fils"}, sm.InvalidArgumentError, "table is 'fils': expected rows, plan, health, entries"),
         ({"table": "refs", "tag": "first"}, sm.InvalidArgumentError, "table refs is of all snapshots"),
         ({"table": "files", "filter": "id = 1"}, sm.InvalidArgumentError, "filter is for plan and rows"),
         ({"table": "files", "columns": "id"}, sm.InvalidArgumentError, "'id' is not a column; the columns are content"),
