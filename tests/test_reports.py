@@ -199,7 +199,7 @@ LAZY = {"plan_files", "plan_tasks", "plan_task_json_arrow", "to_rest_tasks", "re
 @pytest.mark.parametrize("way", ["driver", "spark"])
 @pytest.mark.parametrize("name", PLANS)
 def test_plans(name: str, way: str, location: str, spark: SparkSession, heard: list[Report]) -> None:
-    """One report for each plan. It is made without a job, so the result of a lazy plan is not in it."""
+    """Expect one report for each plan. It is made without a job, so the result of a lazy plan is not in it."""
     with configured(spark, {} if way == "driver" else {"spark.sparkmeta.driver-manifest-bytes": "1"}):
         scan = sm.load_table(location, spark=spark).scan("part = 'a' and id < 2").select("part")
         if name == "to_df":
@@ -207,7 +207,8 @@ def test_plans(name: str, way: str, location: str, spark: SparkSession, heard: l
                 PLANS[name](scan).count()
         else:
             PLANS[name](scan)
-    (report,) = heard
+    report, *failures = heard
+    assert [failure["error-type"] for failure in failures] == (["NotFoundError"] if name == "to_df" else [])
     known = MANIFESTS | (FILES if way == "driver" or name not in LAZY else {})
     if name != "count_files" and (way == "driver" or name not in LAZY):
         known |= DELETES

@@ -56,6 +56,7 @@ def without_spark() -> Iterator[None]:
 def _rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: str) -> list[Rewritten]:
     assert choice.deletes is None
     stand_in: Any = SimpleNamespace(
+        sessions=None,
         metadata=state.metadata,
         types=state.types,
         files=None,

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
+from sparkmeta.entries.relation import select
 from sparkmeta.session import local_frame
 from sparkmeta.storage.location import (
     escape_glob,
@@ -106,7 +107,9 @@ def test_keys_in_spark_equal_those_in_python(spark: SparkSession) -> None:
     prefixes = ["", "file:", "file://", "FILE://host", "s3a://b", "S3N://b", "s3://B", "abfss://c@h", "hdfs:"]
     locations = [f"{prefix}{path}" for prefix in prefixes for path in paths]
     frame = local_frame(spark, pa.table({"location": locations}))
-    rows = frame.select("location", location_key(F.col("location")), path_key(F.col("location"))).toArrow()
+    location = sql.col("location")
+    columns = {"location": location, "key": location_key(location), "path": path_key(location)}
+    rows = select(frame, [column.alias(name) for name, column in columns.items()]).toArrow()
     texts, keys, in_folder = (column.to_pylist() for column in rows.columns)
     assert keys == [normalize(text) for text in texts]
     assert in_folder == [path_of(text) for text in texts]

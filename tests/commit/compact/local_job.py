@@ -144,6 +144,7 @@ def local_rewrite(
     metadata = SimpleNamespace(location="/t", properties={})
     types = TreeTypes(stats, frozenset(stats), {}, dict.fromkeys(scope.sources, ()))
     state: Any = SimpleNamespace(
+        sessions=None,
         metadata=metadata,
         types=SimpleNamespace(
             tuple_sources=dict.fromkeys(scope.sources, ()),
