@@ -1,7 +1,7 @@
-"""Show the progress of long work: a bar in notebooks and on the standard error of commands, and nothing in scripts.
+"""Show the progress of long work: bars in notebooks and on the standard error of commands, nothing in scripts.
 
-Work of several parts has a bar of them. Other work has one of the tasks of its jobs on Spark Connect, whose clients are
-told of them, and otherwise a bar that only moves.
+Work in several parts shows how many parts are done. On Spark Connect, which reports tasks to clients, other work shows
+the tasks of its jobs. Elsewhere it shows a bar that only moves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 WorkT = TypeVar("WorkT", bound="Work")
 
-# Nothing is shown of work that takes less.
+# Shorter work shows nothing.
 _QUIET_SECONDS: Final = 0.5
 _SECONDS_BETWEEN: Final = 0.2
 _BAR_WIDTH: Final = 30
@@ -40,17 +40,17 @@ _BAR_WIDTH: Final = 30
 def progress(doing: str, sessions: SessionSource | None = None, *, on_terminal: bool = False) -> Iterator[Line]:
     """Show a line while the block runs.
 
-    It is shown in notebooks, and if an outer block is shown, but only of the main thread: others may work in the
-    background.
+    Notebooks show lines, and so does a terminal if an outer block shows one there. Only the main thread shows lines,
+    since other threads may work in the background.
 
     Args:
-        doing: what is done.
-        sessions: has the session that does it.
-        on_terminal: whether it is also shown on standard error if that is a terminal, as for commands.
+        doing: the text of the line, such as "Planning".
+        sessions: the source of the session that runs the jobs.
+        on_terminal: whether to show the line on standard error too, if that is a terminal.
     """
     display, line, is_new = _line(doing, on_terminal)
     try:
-        with _told_of_tasks(line, sessions) if display is not None else nullcontext():
+        with _hearing_of_tasks(line, sessions) if display is not None else nullcontext():
             yield line
     finally:
         if display is not None and is_new:
@@ -58,7 +58,7 @@ def progress(doing: str, sessions: SessionSource | None = None, *, on_terminal: 
 
 
 def tracked(parts: Sequence[T], doing: str, sessions: SessionSource | None = None) -> Iterator[T]:
-    """Yield parts of some work, and show how many are done; see `progress`."""
+    """Yield the parts of some work, and show how many are done; see `progress`."""
     with progress(doing, sessions) as line:
         line.total = len(parts) if len(parts) > 1 else None
         for part in parts:
@@ -89,11 +89,11 @@ class Line:
     """A line of the display.
 
     Attributes:
-        doing: what is done.
+        doing: its text.
         total: the number of parts; None if it is unknown.
         done: the number of parts that are done.
-        tasks: the tasks of the job that runs: how many are done, and how many there are. None if they are unknown.
-        started: when it was begun, by `time.monotonic`.
+        tasks: the finished tasks and all tasks of the running job; None if they are unknown.
+        started: the time when the work began, by `time.monotonic`.
     """
 
     doing: str
@@ -103,14 +103,14 @@ class Line:
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, stages: Iterable[Any] | None, done: bool, **_: Any) -> None:
-        """Take the tasks of a job from a client of Spark Connect."""
+        """Record the tasks of a job, as the client of Spark Connect reports them."""
         counts = [(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()]
         finished, total = sum(count for count, _ in counts), sum(count for _, count in counts)
         self.tasks = None if done or not total else (finished, total)
 
 
 @contextmanager
-def _told_of_tasks(line: Line, sessions: SessionSource | None) -> Iterator[None]:
+def _hearing_of_tasks(line: Line, sessions: SessionSource | None) -> Iterator[None]:
     session = None
     with suppress(SessionError):
         session = None if sessions is None else sessions.running()
@@ -128,7 +128,7 @@ def _told_of_tasks(line: Line, sessions: SessionSource | None) -> Iterator[None]
 
 
 class _Display:
-    """The lines of the work that runs, which a thread shows until it ends. Then they vanish."""
+    """The lines of running work. A thread shows them until the work ends."""
 
     def __init__(self, show: Callable[[Iterator[Table]], None]) -> None:
         self.lines: list[Line] = []
@@ -147,14 +147,14 @@ class _Display:
             self._show(self._pictures())
 
     def _pictures(self) -> Iterator[Table]:
-        """Yield what to show, at intervals, until the work ends."""
+        """Yield a picture of the lines at intervals, until the work ends."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         while not self._ended.is_set():
             grid, lines = Table.grid(padding=(0, 1)), [*self.lines]
             for line in lines:
-                # All lines are told of the tasks, which are of the last one's work.
+                # Each line hears of all tasks, but they belong to the innermost line.
                 tasks = line.tasks if line is lines[-1] else None
                 done, total = (line.done, line.total) if line.total is not None or tasks is None else tasks
                 counts = "" if total is None else f"{done:,} of {total:,}{'' if line.total is not None else ' tasks'}"
@@ -166,11 +166,11 @@ class _Display:
 
 
 _displays: list[_Display] = []
-"""The display of this process, if there is work to show."""
+"""The display of this process, if it shows work."""
 
 
 def _line(doing: str, on_terminal: bool) -> tuple[_Display | None, Line, bool]:
-    """Return the display, if there is one, its line of this text, and whether the line is new."""
+    """Return the display or None, its line with this text, and whether the line is new."""
     if current_thread() is main_thread():
         if not _displays and (show := _output(on_terminal)) is not None:
             _displays.append(_Display(show))
@@ -191,14 +191,14 @@ def _remove(display: _Display, line: Line) -> None:
 
 
 def _output(on_terminal: bool) -> Callable[[Iterator[Table]], None] | None:
-    """Return what shows pictures; None in a script."""
+    """Return the function that shows pictures; None in a script."""
     if on_terminal and sys.stderr.isatty():
         # A duplicate descriptor, since stderr is redirected while a session starts.
         return partial(_show_on_terminal, os.dup(sys.stderr.fileno()))
     if "IPython" in sys.modules:
         from IPython import get_ipython
 
-        # The shell of a notebook has a kernel, that of a terminal has none.
+        # Only the shell of a notebook has a kernel.
         if getattr(get_ipython(), "kernel", None) is not None:
             return _show_in_notebook
     return None
@@ -217,7 +217,7 @@ def _show_on_terminal(descriptor: int, pictures: Iterator[Table]) -> None:
                 live.update(picture, refresh=True)
 
 
-# The number of the cell that was the last one to show something, and its output.
+# The number of the last cell that showed progress, and its output.
 _of_cell: dict[int, Any] = {}
 
 

@@ -96,7 +96,7 @@ class Reports:
 
     @contextmanager
     def _logged(self, problem: str) -> Iterator[None]:
-        """Log an error: it is none of the scan or commit."""
+        """Log an error, which must not fail the scan or commit."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
