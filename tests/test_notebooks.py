@@ -42,7 +42,7 @@ def code_cells(notebook: Any) -> list[Any]:
 def test_there_are_notebooks():
     assert [path.name for path in NOTEBOOKS] == [
         "01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb", "04_unity_catalog.ipynb",
-        "05_sql_and_streams.ipynb", "06_slow_table.ipynb", "07_a_month.ipynb",
+        "05_sql_and_streams.ipynb", "06_slow_table.ipynb", "07_a_month.ipynb", "08_other_engines.ipynb",
     ]  # fmt: skip
 
 
@@ -102,6 +102,12 @@ def month(kernel: KernelManager) -> Any:
 
 
 @pytest.fixture(scope="module")
+def engines(kernel: KernelManager) -> Any:
+    """The eighth notebook, executed."""
+    return executed(NOTEBOOKS[7], kernel)
+
+
+@pytest.fixture(scope="module")
 def unity(kernel: KernelManager, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The fourth notebook, executed on Iceberg's REST catalog in the place of Unity Catalog."""
     with (
@@ -154,7 +160,7 @@ def text_of(output: Any) -> str:
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    [(0, "looked"), (1, "tree"), (2, "compacted"), (4, "streamed"), (5, "slow"), (6, "month")],
+    [(0, "looked"), (1, "tree"), (2, "compacted"), (4, "streamed"), (5, "slow"), (6, "month"), (7, "engines")],
 )
 def test_stored_outputs_are_those_of_a_run(number: int, name: str, request: pytest.FixtureRequest):
     path, run = NOTEBOOKS[number], copy.deepcopy(request.getfixturevalue(name))
@@ -265,6 +271,13 @@ def test_a_month(month: Any):
 
 def test_a_stream_of_changes_makes_a_copy(streamed: Any):
     assert outputs(streamed, "exceptAll").split() == ["[198,", "198]", "0"]
+
+
+def test_other_engines_get_rows_without_the_deleted_ones(engines: Any):
+    assert re.findall(r"2026-01-0\d 00:00:00 │ +(\d+)", outputs(engines, "to_duckdb")) == ["600", "475", "600"]
+    assert outputs(engines, "fetchall") == "True"
+    assert outputs(engines, "to_arrow_batch_reader") == "(16798, 1675)"
+    assert outputs(engines, "plan_task_json_arrow") == "[(2400, 0), (2400, 1), (2400, 0)]"
 
 
 def test_a_table_of_unity_catalog(unity: Any) -> None:
