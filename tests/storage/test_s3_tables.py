@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta import settings
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.errors import from_spark
 from sparkmeta.session import is_connect
@@ -107,9 +109,14 @@ def test_a_table_of_a_catalog(
 def test_a_serverless_session(
     spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is done with the few settings that Databricks serverless has, and without keeping rows."""
+    """All is done with the few settings that Databricks serverless has, and without keeping rows.
+
+    Manifests are read as large ones, which the driver leaves to Spark.
+    """
     if not is_connect(spark):
         pytest.skip("serverless sessions are Spark Connect's")
+    parse = settings.from_conf
+    monkeypatch.setattr(settings, "from_conf", lambda values: replace(parse(values), driver_manifest_bytes=1))
     refused = refuse(spark, monkeypatch)
     catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
     table = catalog.load_table(IDENTIFIER, spark)
