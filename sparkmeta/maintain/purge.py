@@ -99,11 +99,11 @@ class PurgePlan:
         if self.by_catalog:
             self.drop()
             return None
-        files = self._files
+        writer, files = executor_writer(self.table.state.files), self._files
         # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
         count = sum(count_files(files).files.values())
         self.table.state.files.delete_many(self.drop())
-        return delete_files(files, executor_writer(self.table.state.files), self.table.state, count)
+        return delete_files(files, writer, self.table.state, count)
 
     @cached_property
     def _files(self) -> Relation:
