@@ -65,46 +65,18 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
     assert not [each for each in gc.get_objects() if isinstance(each, zmq.Socket) and not each.closed]
 
 
-@pytest.fixture(scope="module")
-def looked(kernel: KernelManager) -> Any:
-    """The first notebook, executed."""
-    return executed(NOTEBOOKS[0], kernel)
+def run_of(number: int) -> Any:
+    """Return a fixture: a notebook by its number, executed."""
+
+    @pytest.fixture(scope="module")
+    def run(kernel: KernelManager) -> Any:
+        return executed(NOTEBOOKS[number - 1], kernel)
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def tree(kernel: KernelManager) -> Any:
-    """The second notebook, executed."""
-    return executed(NOTEBOOKS[1], kernel)
-
-
-@pytest.fixture(scope="module")
-def compacted(kernel: KernelManager) -> Any:
-    """The third notebook, executed."""
-    return executed(NOTEBOOKS[2], kernel)
-
-
-@pytest.fixture(scope="module")
-def streamed(kernel: KernelManager) -> Any:
-    """The fifth notebook, executed."""
-    return executed(NOTEBOOKS[4], kernel)
-
-
-@pytest.fixture(scope="module")
-def slow(kernel: KernelManager) -> Any:
-    """The sixth notebook, executed."""
-    return executed(NOTEBOOKS[5], kernel)
-
-
-@pytest.fixture(scope="module")
-def month(kernel: KernelManager) -> Any:
-    """The seventh notebook, executed."""
-    return executed(NOTEBOOKS[6], kernel)
-
-
-@pytest.fixture(scope="module")
-def engines(kernel: KernelManager) -> Any:
-    """The eighth notebook, executed."""
-    return executed(NOTEBOOKS[7], kernel)
+looked, tree, compacted, streamed = (run_of(number) for number in (1, 2, 3, 5))
+slow, month, engines = (run_of(number) for number in (6, 7, 8))
 
 
 @pytest.fixture(scope="module")
