@@ -209,7 +209,7 @@ def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
     if text is None:
         raise CorruptFileError(location, "avro.schema", None, "the header has no schema")
     try:
-        schema = _parsed(text)
+        schema = schema_json(text)
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(location, "avro.schema", text[:80].decode("utf-8", "replace"), str(error)) from error
     if not isinstance(schema, dict):
@@ -218,8 +218,8 @@ def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: bytes) -> Any:
-    """Parse JSON. Manifests of a table share few schemas; no caller changes one."""
+def schema_json(text: bytes) -> Any:
+    """Parse the JSON of a schema. Manifests of a table share few schemas, and no caller changes one."""
     return json.loads(text)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.avro.container import Block, Data, Header, inflate, read_blocks, read_header
+from sparkmeta.avro.container import Block, Data, Header, inflate, read_blocks, read_header, schema_json
 from sparkmeta.avro.schema import (
     ManifestSchema,
     bytes_for_fixed,
@@ -162,7 +161,7 @@ class _Declared:
 def _candidates(declared: _Declared) -> tuple[ManifestSchema, ...]:
     """Return the declared schema, and its `bytes_for_fixed` if that differs. Resolving them takes a millisecond."""
     ids_by_name = {name: id_in_spec for id_in_spec, _, name in declared.partition}
-    schema = canonical_schema(json.loads(declared.text), declared.location, manifest_fields(ids_by_name))
+    schema = canonical_schema(schema_json(declared.text), declared.location, manifest_fields(ids_by_name))
     unique_ids = {id_in_spec: unique_id for id_in_spec, unique_id, _ in declared.partition}
     schema = with_partition_ids(schema, unique_ids)
     schemas = (schema, bytes_for_fixed(schema))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
@@ -304,6 +304,21 @@ def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
         body = join(left, right)
     text = f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})"
     return Sql(text, "aggregate", values, start, left, right, body)
+
+
+def columns(*names: str) -> list[Aliased]:
+    """Return columns, each under its own name."""
+    return [col(name).alias(name) for name in names]
+
+
+def named(expressions: Mapping[str, Sql]) -> list[Aliased]:
+    """Return expressions under their keys."""
+    return [expression.alias(name) for name, expression in expressions.items()]
+
+
+def count_if(condition: Sql) -> Sql:
+    """Return the aggregate that counts the rows for which a condition is true."""
+    return call("sum", when(condition, 1).otherwise(0))
 
 
 def total(values: Sql, number: Callable[[Sql], Sql]) -> Sql:

@@ -342,5 +342,5 @@ class TreeWriter:
 
 def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> LeafCounts:
     created = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    kept = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
-    return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(created, kept))
+    unchanged = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
+    return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(created, unchanged))

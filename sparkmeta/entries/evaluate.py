@@ -93,7 +93,7 @@ def _groups(values: Sequence[pa.Array], length: int) -> tuple[pa.Array, pa.Array
     return compact_lists(whole(groups.column(f"{_ROW}_list")))
 
 
-def places(values: pa.Array, others: pa.Array) -> pa.Array:
+def index_in(values: pa.Array, others: pa.Array) -> pa.Array:
     """Return the index of each value among others; null if it is not there. Nulls in structs are equal."""
     if not pa.types.is_struct(values.type):
         return pc.index_in(values, others)

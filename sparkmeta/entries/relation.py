@@ -123,12 +123,12 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
         if isinstance(others, pa.Table):
             others = selectable_frame(rows.sparkSession, others)
         return rows.join(others, F.col(left) == F.col(right), "left")
-    matches = others.take(evaluate.places(whole(rows.column(left)), whole(others.column(right))))
+    matches = others.take(evaluate.index_in(whole(rows.column(left)), whole(others.column(right))))
     return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
 
 
 def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
-    """Return the rows whose key is in other rows, or with `absent` the rows whose key is not.
+    """Return the rows whose key occurs in other rows, or with `absent` the rows whose key does not.
 
     Args:
         rows: the rows.
@@ -138,20 +138,20 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
         absent: whether to return the rows whose key is not in the others.
     """
     if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
-        known = set(_values(others, keys.values()))
-        return rows.filter(pa.array([(key in known) != absent for key in _values(rows, keys)], pa.bool_()))
+        other_keys = set(_values(others, keys.values()))
+        return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
     from pyspark.sql import functions as F
 
     if isinstance(rows, pa.Table):
         rows = selectable_frame(others.sparkSession, rows)
-    theirs = [f"{_MATCHES}_{place}" for place in range(len(keys))]
-    named = select(others, [sql.col(path).alias(name) for name, path in zip(theirs, keys.values(), strict=True)])
+    other_names = [f"{_MATCHES}_{number}" for number in range(len(keys))]
+    named = select(others, [sql.col(path).alias(name) for name, path in zip(other_names, keys.values(), strict=True)])
     if isinstance(named, pa.Table):
         named = F.broadcast(selectable_frame(rows.sparkSession, named))
-    same = F.col(next(iter(keys))) == F.col(theirs[0])
-    for path, name in list(zip(keys, theirs, strict=True))[1:]:
-        same &= F.col(path).eqNullSafe(F.col(name))
-    return rows.join(named, same, "left_anti" if absent else "left_semi")
+    is_same = F.col(next(iter(keys))) == F.col(other_names[0])
+    for path, name in list(zip(keys, other_names, strict=True))[1:]:
+        is_same &= F.col(path).eqNullSafe(F.col(name))
+    return rows.join(named, is_same, "left_anti" if absent else "left_semi")
 
 
 def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:

@@ -162,7 +162,7 @@ class CheckedTree:
 
     @cached_property
     def on_driver(self) -> bool:
-        """Whether the driver reads all entries: if those of the parent snapshot are few too."""
+        """Whether the driver reads all entries. The parent snapshot must have few entries too."""
         if not self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES):
             return False
         if not few_masks(self.masks, self.state.access):
@@ -240,7 +240,7 @@ class CheckedTree:
 
     def _narrow(self, rows: Relation, projection: EntryProjection) -> Relation:
         unbound = self._unbound() if projection.stats else sql.lit(None).cast("int")
-        return select(rows, [*map(_named, (*ENTRY_COLUMNS, MANIFEST, ORDINAL)), unbound.alias(UNBOUND)])
+        return select(rows, [*sql.columns(*ENTRY_COLUMNS, MANIFEST, ORDINAL), unbound.alias(UNBOUND)])
 
     def _unbound(self) -> Sql:
         """Return the id of the spec's first stats that are missing, or have an upper bound but no lower one."""
@@ -275,11 +275,11 @@ class CheckedTree:
         """The entries of leaves with `IS_MASKED`."""
         if not len(self.masks):
             return with_columns(self.leaf_files, sql.lit(False).alias(IS_MASKED))
-        place = sql.struct(_named(MANIFEST), _named(ORDINAL))
+        place = sql.struct(*sql.columns(MANIFEST, ORDINAL))
         masked = grouped(self.masked_ordinals, [place.alias(_MASKED_PLACE)], [_COUNT])
         marked = beside(with_columns(self.leaf_files, place.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
         is_masked = sql.col(_MASKED_PLACE).isNotNull().alias(IS_MASKED)
-        return select(marked, [*map(_named, names(self.leaf_files)), is_masked])
+        return select(marked, [*sql.columns(*names(self.leaf_files)), is_masked])
 
     @cached_property
     def live(self) -> Relation:
@@ -294,10 +294,6 @@ class CheckedTree:
 
 def _is_unmasked() -> Sql:
     return is_live_entry() & ~sql.col(IS_MASKED)
-
-
-def _named(column: str) -> Aliased:
-    return sql.col(column).alias(column)
 
 
 # -- Check a manifest list --------------------------------------------------------------------------------------------
@@ -409,12 +405,12 @@ _SEVERAL = sql.col("count") > 1
 
 def _listed_twice(rule: str, live: Relation) -> Iterator[Relation]:
     offset = sql.coalesce(sql.col("deletion_vector.offset"), sql.lit(-1).cast("bigint")).alias(_OFFSET)
-    twice = where(grouped(live, [_named("location"), offset], [_COUNT]), _SEVERAL)
+    twice = where(grouped(live, [*sql.columns("location"), offset], [_COUNT]), _SEVERAL)
     yield _broken(rule, twice, "location", "count", "the file has several live entries")
 
 
 def _several_vectors(rule: str, dvs: Relation) -> Relation:
-    several = where(grouped(dvs, [_named("referenced_file")], [_COUNT]), _SEVERAL)
+    several = where(grouped(dvs, sql.columns("referenced_file"), [_COUNT]), _SEVERAL)
     return _broken(rule, several, "referenced_file", "count", "the data file has several live deletion vectors")
 
 
@@ -426,7 +422,8 @@ def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relati
     yield _several_vectors("one-vector-per-file", dvs)
     of_data = [sql.col("location").alias("file"), sequence.alias("data_sequence"), key.alias("data_key")]
     data = select(where(live, sql.col("content_type") == _DATA), of_data)
-    of_dv = [sql.col("referenced_file").alias("file"), _named("location"), sequence.alias("sequence"), key.alias("key")]
+    owner = sql.col("referenced_file").alias("file")
+    of_dv = [owner, *sql.columns("location"), sequence.alias("sequence"), key.alias("key")]
     both = pairs(select(dvs, of_dv), data, "file")
     older = where(both, sql.col("sequence") < sql.col("data_sequence"))
     yield _broken("vector-target", older, "location", "file", "the deletion vector is older than its data file")
@@ -504,8 +501,8 @@ def _entry_violations(tree: CheckedTree) -> Iterator[Relation]:
 
 
 def _broken_entries(entries: Relation, rules: Mapping[str, Callable[[], EntryRule]]) -> Relation:
-    found = [_struct(rule, make()) for rule, make in rules.items()]
-    violations = sql.filter(sql.array(*found), lambda violation: violation.isNotNull())
+    structs = [_struct(rule, make()) for rule, make in rules.items()]
+    violations = sql.filter(sql.array(*structs), lambda violation: violation.isNotNull())
     return exploded(select(entries, [violations.alias("violation")]), "violation")
 
 
@@ -709,7 +706,7 @@ def _dvs_of_other_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
         return
     kind = sql.col("content_type")
     in_leaves = tree.with_leaves(where(tree.marked, _is_unmasked() & (kind == _POSITION)))
-    dvs = select(in_leaves, [*map(_named, ("path", "referenced_file", "owner"))])
+    dvs = select(in_leaves, sql.columns("path", "referenced_file", "owner"))
     owners = select(tree.leaves, [sql.col(_LEAF).alias(MANIFEST), sql.col("path").alias(_LEAF)])
     affiliated = where(beside(dvs, broadcast(owners), "owner", _LEAF), sql.col(MANIFEST).isNotNull())
     files, file = where(tree.marked, kind == _DATA), {"referenced_file": "location"}

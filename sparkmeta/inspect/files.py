@@ -95,7 +95,7 @@ def _metrics(field: NestedField) -> Sql:
     kind = cast("PrimitiveType", field.field_type)
     bounds = {name: public_value(stats[name], kind) for name in _BOUNDS}
     values = {_COUNTS[0]: size} | {name: stats[name] for name in _COUNTS[1:]} | bounds
-    return sql.struct(*(value.alias(name) for name, value in values.items()))
+    return sql.struct(*sql.named(values))
 
 
 def metrics_type(leaves: Mapping[str, NestedField]) -> StructType:
@@ -380,8 +380,8 @@ def reachable_manifests(state: TableState, content: ContentType | None, most_man
     listed = listed_manifests(state, partial(reachable_rows, spec_transforms(state)), REACHABLE, most_manifests)
     if content is not None:
         listed = where(listed, sql.col("content") == int(content) - int(ContentType.DATA_MANIFEST))
-    keys = [sql.col(name).alias(name) for name in ("manifest_path", "content")]
-    newest = sql.struct(*(sql.col(name).alias(name) for name in ("first_row_id", *_OTHERS)))
+    keys = sql.columns("manifest_path", "content")
+    newest = sql.struct(*sql.columns("first_row_id", *_OTHERS))
     chosen = grouped(listed, keys, [sql.call("max", newest).alias(_NEWEST)])
     return select(chosen, [*keys, *(sql.col(_NEWEST)[name].alias(name) for name in ("first_row_id", *_OTHERS))])
 
@@ -502,10 +502,10 @@ def _aggregates(state: TableState) -> list[Aliased]:
     for name, kind in _CONTENTS.items():
         is_one = content == int(kind)
         counted.append(sql.call("sum", sql.when(is_one, records)).alias(f"{name}_records"))
-        counted.append(sql.call("sum", sql.when(is_one, 1).otherwise(0)).alias(f"{name}_files"))
+        counted.append(sql.count_if(is_one).alias(f"{name}_files"))
     size = sql.when(content == int(ContentType.DATA), sql.col("file_size_in_bytes"))
     fields = ("committed_at", "sequence_number", "snapshot_id", "partition_spec_id")
-    update = sql.struct(*(sql.col(name).alias(name) for name in fields))
+    update = sql.struct(*sql.columns(*fields))
     newest = sql.call("max", sql.when(sql.col("committed_at").isNotNull(), update))
     return [*partition, *counted, sql.call("sum", size).alias(_SIZE), newest.alias(_UPDATE)]
 

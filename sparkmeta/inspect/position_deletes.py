@@ -87,14 +87,14 @@ def delete_files(state: TableState, most_entries: int) -> Relation:
         "spec_id": sql.col("partition_spec_id"),
         **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
     }
-    keys = [sql.col(name).alias(name) for name in ("location", "file_format")]
+    keys = sql.columns("location", "file_format")
     aggregates = {
-        "deletes": sql.call("collect_list", sql.struct(*(value.alias(name) for name, value in entry.items()))),
+        "deletes": sql.call("collect_list", sql.struct(*sql.named(entry))),
         _SIZE: sql.call("first", sql.col("file_size_in_bytes")),
         _POSITIONS: sql.call("sum", sql.col("record_count")),
     }
     positional = where(read, is_live_entry() & is_positional)
-    return grouped(positional, keys, [value.alias(name) for name, value in aggregates.items()])
+    return grouped(positional, keys, sql.named(aggregates))
 
 
 def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None) -> RowField:

@@ -110,7 +110,7 @@ def public_rows(entries: Relation, state: TableState) -> DataFrame:
         "manifest_path": manifest_path(state.delete_manifests, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
     }
-    return frame_of(select(entries, [value.alias(name) for name, value in columns.items()]), state)
+    return frame_of(select(entries, sql.named(columns)), state)
 
 
 # -- The plan to remove dangling deletes ------------------------------------------------------------------------------

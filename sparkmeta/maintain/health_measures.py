@@ -173,35 +173,23 @@ def sampled_stats(sample: Relation | None, manifests: int, of_manifests: int) ->
         return SampledStats(0, of_manifests)
     is_bound, size = sql.col("is_bound"), sql.col("size")
     figures = {
-        "counts": _count_if(~is_bound),
-        "bounds": _count_if(is_bound),
+        "counts": sql.count_if(~is_bound),
+        "bounds": sql.count_if(is_bound),
         "bytes": sql.call("sum", size + sql.when(is_bound, _BOUND_BYTES).otherwise(0)),
         "longest": sql.call("max", sql.when(is_bound, size).otherwise(0)),
     }
-    rows = collected(grouped(exploded(sample, DIGEST), [sql.col("id").alias("id")], _named(figures))).to_pylist()
+    rows = collected(grouped(exploded(sample, DIGEST), sql.columns("id"), sql.named(figures))).to_pylist()
     columns = {row.pop("id"): SampledMetrics(**row) for row in rows}
     inverted = sql.col(INVERTED)
-    found = totals(sample, _named({"files": _count_if(inverted.isNotNull()), "first": sql.call("min", inverted)}))
-    return SampledStats(manifests, of_manifests, columns, found["files"] or 0, found["first"])
-
-
-def _count_if(condition: Sql) -> Sql:
-    """Return the aggregate that counts the rows for which a condition is true."""
-    return sql.call("sum", sql.when(condition, 1).otherwise(0))
+    figures = {"files": sql.count_if(inverted.isNotNull()), "first": sql.call("min", inverted)}
+    of_inverted = totals(sample, sql.named(figures))
+    return SampledStats(manifests, of_manifests, columns, of_inverted["files"] or 0, of_inverted["first"])
 
 
 def _sum(name: str, condition: Sql | None = None) -> Sql:
     """Return the aggregate that adds a column in the rows for which a condition is true."""
     column = sql.col(name)
     return sql.call("sum", column if condition is None else sql.when(condition, column).otherwise(0))
-
-
-def _named(expressions: Mapping[str, Sql]) -> list[Aliased]:
-    return [expression.alias(name) for name, expression in expressions.items()]
-
-
-def _keys(*names: str) -> list[Aliased]:
-    return [sql.col(name).alias(name) for name in names]
 
 
 # -- Arrange overlapping manifests as stacked bars --------------------------------------------------------------------
@@ -566,7 +554,7 @@ class _Measurement:
         deletes = _figures(self._delete_counts)
         measured = self._totals()
         oldest = measured.pop("oldest")
-        sizes = grouped(self._groups, _keys(_BIN), _named({name: _sum(name) for name in ("files", "bytes")}))
+        sizes = grouped(self._groups, sql.columns(_BIN), sql.named({name: _sum(name) for name in ("files", "bytes")}))
         return EntryFigures(
             **measured,
             sizes=tuple(tuple(row.values()) for row in collected(sizes).sort_by(_BIN).to_pylist()),
@@ -635,7 +623,7 @@ class _Measurement:
             "bytes": sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes")),
         }
         entries = self._entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID}))
-        return computed(select(entries, _named(columns)))
+        return computed(select(entries, sql.named(columns)))
 
     @cached_property
     def _delete_counts(self) -> dict[str, int]:
@@ -698,7 +686,7 @@ class _Measurement:
                 for end in ("lower", "upper")
             },
         }
-        return select(self._entries(manifests, projection), [*_named(shown), *extra])
+        return select(self._entries(manifests, projection), [*sql.named(shown), *extra])
 
     def _union(self, parts: Iterable[Relation]) -> Relation:
         first, *others = parts
@@ -721,7 +709,7 @@ class _Measurement:
             "bytes": _sum("bytes"),
             "records": _sum("records"),
             "oldest": sql.call("min", sql.coalesce(sql.col(_SEQUENCE), 0)),
-            "small_files": _count_if(is_small),
+            "small_files": sql.count_if(is_small),
             "small_bytes": _sum("bytes", is_small),
         }
         for field_id in self.columns:
@@ -729,21 +717,21 @@ class _Measurement:
             figures |= {
                 f"lower_{field_id}": sql.call("min", lower),
                 f"upper_{field_id}": sql.call("max", upper),
-                f"without_{field_id}": _count_if(lower.isNull() | upper.isNull()),
+                f"without_{field_id}": sql.count_if(lower.isNull() | upper.isNull()),
             }
-        return computed(grouped(self._data, [*_keys(MANIFEST, _KEY), size_bin], _named(figures)))
+        return computed(grouped(self._data, [*sql.columns(MANIFEST, _KEY), size_bin], sql.named(figures)))
 
     @cached_property
     def _partitions(self) -> Relation:
         """A row for each partition with data files, computed once."""
         names, nothing = ("files", "bytes", "records", "small_files", "small_bytes"), sql.lit(0).cast("bigint")
-        data = select(self._groups, [*_keys(_KEY, *names, "oldest"), nothing.alias("deleted")])
+        data = select(self._groups, [*sql.columns(_KEY, *names, "oldest"), nothing.alias("deleted")])
         if self._names_files:
             empty = {**dict.fromkeys(names, nothing), "oldest": sql.lit(None).cast("bigint")}
-            deleted = select(self._deleted, [*_keys(_KEY), *_named(empty), *_keys("deleted")])
+            deleted = select(self._deleted, [*sql.columns(_KEY), *sql.named(empty), *sql.columns("deleted")])
             data = relation.union(data, deleted, self.state)
         figures = {name: _sum(name) for name in (*names, "deleted")} | {"oldest": sql.call("min", sql.col("oldest"))}
-        partitions = where(grouped(data, _keys(_KEY), _named(figures)), sql.col("files") > 0)
+        partitions = where(grouped(data, sql.columns(_KEY), sql.named(figures)), sql.col("files") > 0)
         share = sql.call("least", sql.lit(1.0), sql.col("deleted") / sql.col("records"))
         ratio = sql.when(sql.col("records") == 0, 0.0).otherwise(share).alias("ratio")
         return computed(relation.with_columns(partitions, ratio))
@@ -762,14 +750,14 @@ class _Measurement:
             "bytes": _sum("bytes"),
             "records": _sum("records"),
             "partitions": sql.call("sum", 1),
-            "crowded_partitions": _count_if(self._is_crowded),
+            "crowded_partitions": sql.count_if(self._is_crowded),
             "small_files": _sum("small_files", self._is_crowded),
             "files_saved": sql.call("sum", sql.when(self._is_crowded, small - merged).otherwise(0)),
-            "dense_partitions": _count_if(is_dense),
+            "dense_partitions": sql.count_if(is_dense),
             "dense_files": _sum("files", is_dense),
         }
         oldest = sql.call("min", sql.col("oldest")).alias("oldest")
-        row = totals(self._partitions, [*_named(figures), oldest])
+        row = totals(self._partitions, [*sql.named(figures), oldest])
         return {name: row[name] or 0 for name in figures} | {"oldest": row["oldest"]}
 
     def _partitions_by(self, order: str, condition: Sql) -> tuple[PartitionFigures, ...]:
@@ -793,8 +781,8 @@ class _Measurement:
         figures = {name: sql.call(which, sql.col(name)) for name, which, _ in ends}
         figures |= {without: _sum(without) for _, _, without in ends}
         known = {name: sql.when(sql.col(without) == 0, sql.col(name)) for name, _, without in ends}
-        by_manifest = grouped(self._groups, _keys(MANIFEST), _named(figures))
-        table = collected(select(by_manifest, [*_keys(MANIFEST), *_named(known)]))
+        by_manifest = grouped(self._groups, sql.columns(MANIFEST), sql.named(figures))
+        table = collected(select(by_manifest, [*sql.columns(MANIFEST), *sql.named(known)]))
         columns = {name: whole(table.column(name)) for name in table.column_names}
         return {
             field_id: ManifestBounds(columns[MANIFEST], columns[f"lower_{field_id}"], columns[f"upper_{field_id}"])
@@ -822,10 +810,10 @@ class _Measurement:
         deletes.
         """
         applied = where(self._of_files, sql.col("is_named") & sql.col(_APPLIES))
-        records, keys = sql.col("records"), [sql.col(_DATA_KEY).alias(_KEY), *_keys(_DATA_PATH)]
+        records, keys = sql.col("records"), [sql.col(_DATA_KEY).alias(_KEY), *sql.columns(_DATA_PATH)]
         of_vectors = sql.call("sum", sql.when(sql.col("is_vector"), records))
-        by_file = grouped(applied, keys, _named({"of_vectors": of_vectors, "records": sql.call("sum", records)}))
-        return select(by_file, [*_keys(_KEY), sql.coalesce(sql.col("of_vectors"), records).alias("deleted")])
+        by_file = grouped(applied, keys, sql.named({"of_vectors": of_vectors, "records": sql.call("sum", records)}))
+        return select(by_file, [*sql.columns(_KEY), sql.coalesce(sql.col("of_vectors"), records).alias("deleted")])
 
     def _small_puffin(self) -> SmallPuffinFiles:
         assert self._deletes is not None
@@ -856,18 +844,18 @@ def _deletes_of(rows: Relation) -> Relation:
 
 
 def _counted(deletes: Relation | None) -> dict[str, int]:
-    counts = {} if deletes is None else totals(deletes, _named(_DELETE_COUNTS))
+    counts = {} if deletes is None else totals(deletes, sql.named(_DELETE_COUNTS))
     return {name: counts.get(name) or 0 for name in _DELETE_COUNTS}
 
 
 _NAMED, _APPLIES = "naming_files", "applies"
 _DELETE_COUNTS = {
-    "position_files": _count_if((sql.col("content") == _POSITION) & ~sql.col("is_vector")),
-    "equality_files": _count_if(sql.col("content") == _EQUALITY),
-    "vectors": _count_if(sql.col("is_vector")),
+    "position_files": sql.count_if((sql.col("content") == _POSITION) & ~sql.col("is_vector")),
+    "equality_files": sql.count_if(sql.col("content") == _EQUALITY),
+    "vectors": sql.count_if(sql.col("is_vector")),
     "records": _sum("records"),
     "bytes": _sum("bytes"),
-    _NAMED: _count_if(sql.col(_PATH).isNotNull()),
+    _NAMED: sql.count_if(sql.col(_PATH).isNotNull()),
 }
 
 

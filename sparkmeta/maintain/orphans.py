@@ -316,7 +316,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         else:
             files = where(inventory_files(self.inventory), folder.has_prefix_of(path, or_none=False))
         keyed = where(with_columns(files, folder.key_of(path).alias("key")), key.startswith(folder.key))
-        listed = computed(select(where(keyed, ~folder.hides(key, hidden)), [*map(_named, FILES), _hash()]))
+        listed = computed(select(where(keyed, ~folder.hides(key, hidden)), [*sql.columns(*FILES), _hash()]))
         if first(listed) is None and (self.inventory is None or not self.inventory.isEmpty()):
             problem = "there is no file below it" + ("" if self.inventory is None else " in the inventory")
             raise NotFoundError(f"{folder.location}: {problem}")
@@ -345,7 +345,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
             return files
         frame = frame_of(files.select(FILES), state)
         keyed = with_columns(frame, self.rules.folder.key_of(sql.col("path")).alias("key"))
-        return select(keyed, [*map(_named, FILES), _hash()])
+        return select(keyed, [*sql.columns(*FILES), _hash()])
 
     def _outside(self, files: Relation, folders: Relation) -> Relation:
         """Return the files that are below none of some folders, rows of `key`."""
@@ -375,7 +375,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         is_orphan = is_old & ~sql.coalesce(has_prefix, False)
         chosen = computed(where(self._compared(files, needed, table.state), ~is_below | is_orphan))
         is_mismatched = sql.lit(False) if self.rules.mismatch == DELETE else has_prefix.isNotNull()
-        by_hash = select(where(chosen, is_below), [_named("hash"), _named("newest"), is_mismatched.alias(_MISMATCHED)])
+        by_hash = select(where(chosen, is_below), [*sql.columns("hash", "newest"), is_mismatched.alias(_MISMATCHED)])
         rows = pairs(files, by_hash, "hash")
         older = sql.col("modified_ms") < self.rules.older_than_ms
         if self._lacks_times:
@@ -384,9 +384,9 @@ class OrphanPlan(Plan[TableT, Deletion]):
             # An inventory of a bucket with versions has several rows for a file. The newest counts.
             rows = where(rows, sql.col("modified_ms") == newest)
             others = [sql.call("first", sql.col(name)).alias(name) for name in (*FILES[1:], "hash", _MISMATCHED)]
-            rows = grouped(rows, [_named("path")], others)
+            rows = grouped(rows, sql.columns("path"), others)
         keyed = with_columns(rows, self.rules.folder.key_of(sql.col("path")).alias("key"))
-        shown = [_content(table).alias("content"), *map(_named, ("path", "key", *FILES[1:], "hash", _MISMATCHED))]
+        shown = [_content(table).alias("content"), *sql.columns("path", "key", *FILES[1:], "hash", _MISMATCHED)]
         unneeded = computed(select(keyed, shown))
         if self.rules.mismatch == ERROR:
             _refuse_mismatched(self.rules.folder, where(unneeded, sql.col(_MISMATCHED)), needed)
@@ -401,16 +401,16 @@ class OrphanPlan(Plan[TableT, Deletion]):
         """
         folder, path = self.rules.folder, sql.col("path")
         no_time, no_file = sql.lit(None).cast("bigint"), sql.lit(None).cast("boolean")
-        keyed = select(needed, [_named("path"), folder.key_of(path).alias("key")])
+        keyed = select(needed, [*sql.columns("path"), folder.key_of(path).alias("key")])
         is_below = sql.col("key").startswith(folder.key)
         of_listed = (sql.col("modified_ms"), no_file, sql.lit(True))
         of_needed = (no_time, folder.has_prefix_of(path, or_none=True), is_below)
         listed, others = (
             select(rows, [key, *(value.alias(name) for value, name in zip(values, _COMPARED, strict=True))])
-            for rows, key, values in ((files, _named("hash"), of_listed), (keyed, _hash(), of_needed))
+            for rows, key, values in ((files, sql.col("hash").alias("hash"), of_listed), (keyed, _hash(), of_needed))
         )
         latest = [sql.call("max", sql.col(name)).alias(name) for name in _COMPARED]
-        return grouped(relation.union(listed, others, state), [_named("hash")], latest)
+        return grouped(relation.union(listed, others, state), sql.columns("hash"), latest)
 
     @property
     def _lacks_times(self) -> bool:
@@ -449,10 +449,6 @@ def _refuse_link(table: BaseTable, folder: Folder, needed: Relation) -> None:
         raise ValidationError(f"{table.full_name}: {problem}")
 
 
-def _named(column: str) -> Aliased:
-    return sql.col(column).alias(column)
-
-
 def _hash() -> Aliased:
     return sql.call("xxhash64", sql.col("key")).alias("hash")
 
@@ -487,8 +483,8 @@ def _refuse_mismatched(folder: Folder, mismatched: Relation, needed: Relation) -
     keyed = select(needed, [folder.key_of(path).alias("key"), prefix_of(path).alias("prefix")])
     both = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
     count, least = sql.call("sum", 1).alias("files"), sql.call("min", path).alias("path")
-    distinct = some_columns(grouped(both, [_named("prefix"), _named("path")], [count]), ("prefix", "path"))
-    by_prefix = collected(grouped(distinct, [_named("prefix")], [count, least]))
+    distinct = some_columns(grouped(both, sql.columns("prefix", "path"), [count]), ("prefix", "path"))
+    by_prefix = collected(grouped(distinct, sql.columns("prefix"), [count, least]))
     rows = by_prefix.sort_by("prefix").slice(0, _NAMED).to_pylist()
     listed = "; ".join(f"{row['prefix']} has {row['files']} files, such as {row['path']}" for row in rows)
     raise ValidationError(

@@ -113,7 +113,7 @@ def count_files(files: Relation) -> FileCounts:
     """Count files, rows of `UNREACHABLE`. For many, runs a job."""
     counts = {"files": sql.call("sum", 1), "bytes": sql.call("sum", sql.col("length"))}
     by_content = [sql.col("content").alias("content")]
-    counted = grouped(files, by_content, [count.alias(name) for name, count in counts.items()])
+    counted = grouped(files, by_content, sql.named(counts))
     # Without checkpoints, the job also computes which files these are.
     with translated_errors():
         listed = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()
@@ -155,11 +155,9 @@ def _unneeded(reached: Relation) -> Relation:
         "length": sql.call("max", length),
         "retained": sql.call("max", sql.col("retained")),
     }
-    by_path = grouped(
-        reached, [sql.col("path").alias("path")], [value.alias(name) for name, value in aggregates.items()]
-    )
+    by_path = grouped(reached, sql.columns("path"), sql.named(aggregates))
     columns = {"content": sql.coalesce(sql.col("missing"), content), "path": sql.col("path"), "length": length}
-    return select(where(by_path, ~sql.col("retained")), [value.alias(name) for name, value in columns.items()])
+    return select(where(by_path, ~sql.col("retained")), sql.named(columns))
 
 
 def _needed(state: TableState, manifests: Relation) -> Relation:
@@ -194,7 +192,7 @@ def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int
         "retained": sql.col("retained"),
     }
     masked = where(manifests, sql.col("dv.location").isNotNull())
-    vectors = select(masked, [value.alias(name) for name, value in dvs.items()])
+    vectors = select(masked, sql.named(dvs))
     files = union(_statistics(state.metadata, expired), _columns(manifests, REACHED.names), state)
     return union(files, vectors, state)
 
@@ -215,7 +213,7 @@ def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) ->
 
 
 def _columns(rows: Relation, names: Sequence[str]) -> Relation:
-    return select(rows, [sql.col(name).alias(name) for name in names])
+    return select(rows, sql.columns(*names))
 
 
 def _distinct(rows: Relation, names: Sequence[str]) -> set[tuple[Any, ...]]:
@@ -254,7 +252,7 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     aggregates = [
         sql.call("max" if name == "retained" else "first", sql.col(name)).alias(name) for name in other_columns
     ]
-    return _columns(grouped(rows, [sql.col(name).alias(name) for name in keys], aggregates), LISTED.names)
+    return _columns(grouped(rows, sql.columns(*keys), aggregates), LISTED.names)
 
 
 def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:

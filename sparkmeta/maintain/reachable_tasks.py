@@ -442,15 +442,14 @@ def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, cou
         outcomes = map_arrow(frame, _Deleter(writer), _DELETED)
     failed, length = sql.col("failed"), sql.col("length")
     figures = {
-        "files": sql.call("sum", sql.when(failed, 0).otherwise(1)),
+        "files": sql.count_if(~failed),
         "bytes": sql.call("sum", sql.when(failed, 0).otherwise(length)),
-        "failed": sql.call("sum", sql.when(failed, 1).otherwise(0)),
+        "failed": sql.count_if(failed),
         "problems": sql.call("collect_list", sql.col("problem")),
     }
-    by_content = [sql.col("content").alias("content")]
     # Without checkpoints, the job also computes which files these are.
     with translated_errors(), progress("Deleting files", state.sessions):
-        counted = collected(grouped(outcomes, by_content, [each.alias(name) for name, each in figures.items()]))
+        counted = collected(grouped(outcomes, sql.columns("content"), sql.named(figures)))
     rows = counted.sort_by("content").to_pylist()
     problems = [problem for row in rows for problem in row["problems"] if problem is not None]
     return Deletion(

@@ -216,7 +216,7 @@ def public_files(written: DataFrame, state: TableState) -> DataFrame:
     }
     projection = state.projection(("version_info", "location", "partition_spec_id"))
     data = state.live_entries(live_manifests(state.data_manifests), projection)
-    data_files = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+    data_files = data.selectExpr(*sql.texts(sql.named(columns)))
     return written.join(data_files, "data_path").drop("data_path")
 
 
@@ -284,7 +284,7 @@ class DeleteRewrite:
         state = self.state
         places = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
         vector = sql.struct(*(sql.col(place).alias(place.rpartition(".")[2]) for place in places))
-        keys = [sql.col(name).alias(name) for name in ("location", "file_format")]
+        keys = sql.columns("location", "file_format")
         units = grouped(self.entries, keys, [sql.call("collect_list", vector).alias("vectors")])
         read = partial(read_masks, task_reader(state), state.types.locations)
         most = entry_count(live_manifests(state.delete_manifests))
@@ -499,7 +499,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
             "bytes": sql.call("sum", size),
         }
         is_vector = _IS_VECTOR.alias("is_vector")
-        aggregates = [value.alias(name) for name, value in of_file.items()]
+        aggregates = sql.named(of_file)
         by_file = grouped(self._rewrite.entries, [is_vector, sql.col("location").alias("location")], aggregates)
         entries = sql.col("entries")
         figures = {
@@ -509,7 +509,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
             "records": sql.call("sum", sql.col("records")),
             "bytes": sql.call("sum", sql.col("bytes")),
         }
-        row = totals(by_file, [value.alias(name) for name, value in figures.items()])
+        row = totals(by_file, sql.named(figures))
         counts = {name: row[name] or 0 for name in figures}
         file_format = "PUFFIN" if self._rewrite.makes_vectors else "PARQUET"
         return DeleteRewriteSummary(self.table.full_name, self._snapshot_id, file_format, **counts)

@@ -220,4 +220,4 @@ def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased
         DELETES: sql.col(DELETES),
         "residual": residual_json(pruned.filter, texts.literal),
     }
-    return [value.alias(name) for name, value in values.items()]
+    return sql.named(values)

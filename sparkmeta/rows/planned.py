@@ -437,8 +437,8 @@ def plan_of_entries(
         others: names of further columns to keep.
         deletes: the delete entries that were matched; None if there are none.
     """
-    columns = [value.alias(name) for name, value in file_columns(state).items()]
-    columns += [_partition_column(state), *(sql.col(name).alias(name) for name in (DELETES, *others))]
+    columns = sql.named(file_columns(state))
+    columns += [_partition_column(state), *sql.columns(DELETES, *others)]
     return RowPlan(_as_planned(select(matched, columns), state), () if deletes is None else (deletes,))
 
 
@@ -478,7 +478,7 @@ class PlannedFiles:
         named = sql.transform(sql.filter(deletes, names_file), _needed).alias(FILE_DELETES)
         unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
         names = (*_COLUMNS, *partition, PARTITION_KEY, *others)
-        columns = [*(sql.col(name).alias(name) for name in names), named]
+        columns = [*sql.columns(*names), named]
         if isinstance(rows := plans[0].rows, pa.Table):
             assert len(plans) == 1, "plans are united by Spark"
             table, (ids_of_files, shared) = select(rows, columns), _numbered(evaluate.values(rows, unnamed))

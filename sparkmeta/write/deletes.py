@@ -108,8 +108,8 @@ def delete_codec(properties: Mapping[str, str]) -> str:
 def of_deletes(metadata: TableMetadata, spec_id: int) -> TableMetadata:
     """Return a table's metadata for writers of equality delete files.
 
-    `spec_id` is the default spec. The properties of delete files replace those of data files: for example, the value of
-    `write.delete.parquet.compression-codec` becomes the value of `write.parquet.compression-codec`.
+    `spec_id` is the default spec. The properties of delete files replace the properties of data files: for example, the
+    value of `write.delete.parquet.compression-codec` becomes the value of `write.parquet.compression-codec`.
     """
     properties = dict(metadata.properties)
     for name, value in metadata.properties.items():
@@ -350,7 +350,7 @@ class _FileWriter(_Writer):
         covers_one_file = sql.col("referenced_data_file").isNotNull()
         columns = {name: sql.col(name) for name in names(written)}
         columns |= {name: sql.when(covers_one_file, sql.col(name)) for name in BOUNDS}
-        files = select(written, [value.alias(name) for name, value in columns.items()])
+        files = select(written, sql.named(columns))
         return WrittenDeletes(files, superseded, self.files.table.select(["file_path"]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:

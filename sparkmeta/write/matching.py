@@ -114,7 +114,7 @@ class Matching:
             _ALL_MATCH: sql.lit(False) if self.by_rows else all_rows_match(scan),
         }
         data = where(matching_entries(live_relation(state, manifests, projection), scan), is_kind(ContentType.DATA))
-        return few_or_many(select(data, [value.alias(name) for name, value in columns.items()]), state)
+        return few_or_many(select(data, sql.named(columns)), state)
 
     def _files(self, *, all_match: bool) -> Relation:
         judged = where(self._candidates, sql.col(_ALL_MATCH) == sql.lit(all_match))

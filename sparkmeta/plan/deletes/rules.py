@@ -286,11 +286,8 @@ def delete_struct(state: TableState) -> Sql:
     stats = sql.when(sql.col("content_type") != int(ContentType.POSITION_DELETES), sql.col(CONTENT_STATS))
     return sql.struct(
         sql.coalesce(sql.col(SEQUENCE), unknown).alias("sequence_number"),
-        *(sql.col(name).alias(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
-        *(
-            sql.col(name).alias(name)
-            for name in ("file_size_in_bytes", "referenced_file", "record_count", "equality_ids")
-        ),
+        *sql.columns("manifest", "ordinal", "content_type", "location", "file_format"),
+        *sql.columns("file_size_in_bytes", "referenced_file", "record_count", "equality_ids"),
         sql.col("deletion_vector.offset").alias("offset"),
         sql.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
         is_dv().alias("is_dv"),
