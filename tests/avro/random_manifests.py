@@ -206,7 +206,7 @@ class Writer:
         return self.chance.randint(-edge, edge).to_bytes(size, "big", signed=True)
 
     def blocks(self, items: list[bytes]) -> bytes:
-        """Return the items in one or more Avro blocks, some of which state their size in bytes."""
+        """Return the items in one or more Avro blocks. Some blocks state their size in bytes."""
         encoded = b""
         while items:
             count = self.chance.randrange(1, len(items) + 1) if self.chance.random() < 0.3 else len(items)

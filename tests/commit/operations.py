@@ -360,7 +360,7 @@ class JavaPeer(FileMaker):
         return update.validateNoConflictingData() if change.isolation == "serializable" else update
 
     def outcome(self, change: Change, other: Change) -> dict[str, list[str]] | str:
-        """Return the planned data files after two changes, of which `other` is committed first, or "refused"."""
+        """Commit `other`, then the change, and return the planned data files, or "refused"."""
         start = self._table.currentSnapshot().snapshotId()
         update = self.update(change, start)
         self.update(other, start).commit()

@@ -476,7 +476,7 @@ SEVEN, LAST = set(range(7)), set(TEN[7:])
 
 
 def ten(tree: HandmadeTree) -> None:
-    """Add a leaf of ten files, of which seven are masked."""
+    """Add a leaf of ten files, and mask seven of them."""
     tree.leaf("m1", [data(name) for name in TEN])
     tree.snapshot(tree.of("m1", ADDED, 1), tree.mask("m1", SEVEN, ADDED, 1))
 

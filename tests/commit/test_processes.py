@@ -255,7 +255,7 @@ def check_writers(folder: Path, authors: list[str], commits: int, kills: int, pr
 def run_on_tree(
     request: pytest.FixtureRequest, folder: Path, kind: str, what: str, commits: int, kills: int
 ) -> tuple[Table, list[tuple[int, int] | None], dict[str, list[str]]]:
-    """Run all writers of a tree, some of which are killed.
+    """Run all writers of a tree, and kill some of them.
 
     Returns:
         The table, the authors of its snapshots, and the outcomes.

@@ -83,7 +83,7 @@ class Case:
         return 1 + max((-1, *numbered(self.batches.folder / "checkpoint" / "commits")))
 
     def check(self, *, are_some_lost: bool = False) -> None:
-        """Check the rows and the batches, of which some may have expired, or be part of others."""
+        """Check the rows and the batches. Some batches may have expired, or be part of others."""
         table = self.batches.table
         assert rows_of(table) == [self.model[key] for key in sorted(self.model)]
         assert live_files(table) <= data_files(table)

@@ -253,7 +253,7 @@ def unknown(*_: Any) -> Any:
 @pytest.mark.usefixtures("in_each_place")
 @pytest.mark.parametrize("seed", range(20) if SOAK else [1])
 def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """After random commits, some of which fail, an expiry and a compaction, every unneeded file is deleted."""
+    """After random commits that may fail, an expiry and a compaction, every unneeded file is deleted."""
     rng = random.Random(seed)
     table = append_real(new_table(spark, tmp_path), *range(4))
     folder, left = folder_of(table), set[str]()

@@ -231,7 +231,7 @@ VALUES = st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0])
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[Row | None, list[float | None]]:
-    """Draw the values of a file and its stats, some of which are withheld."""
+    """Draw the values of a file and its stats, and withhold some stats."""
     values = draw(st.lists(st.none() | st.just(NAN) | VALUES, max_size=4))
     numbers = sorted(
         (value for value in values if value is not None and not math.isnan(value)),

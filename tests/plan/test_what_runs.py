@@ -193,7 +193,7 @@ def test_a_report_is_of_the_plan_that_was_made(
 def test_a_plan_of_another_filter_opens_no_small_manifest_again(
     table: HandmadeTable, watch: Watch, monkeypatch: pytest.MonkeyPatch, planning: str
 ) -> None:
-    """The rows equal those of a plan that reads the manifests itself. A join reads the kinds of deletes each time."""
+    """A plan that reads the manifests itself has the same rows. A join reads the kinds of deletes each time."""
     watched, kinds = watch(table, planning, on_driver=True), set() if planning == "auto" else DELETES
     again = table_scan(watched.scan.state, "id = 1", ("*",), True, None, {})
     assert watched.during(lambda: watched.scan.filter("id = 2").plan_files_arrow())[0] == {LIST} | DATA | DELETES

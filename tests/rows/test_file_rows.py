@@ -708,7 +708,7 @@ NESTED_STAMPS = (
 
 
 def nested_stamps(micros: list[int | None]) -> pa.Table:
-    """Return timestamps at the top level, and in structs, lists and maps, some of which are null."""
+    """Return timestamps at the top level, and in structs, lists and maps. Some are null."""
     lists = [None if index % 5 == 1 else micros[index : index + index % 3] for index in range(len(micros))]
     maps = [None if values is None else list(enumerate(values)) for values in lists]
     structs = [None if index % 7 == 3 else {"t": value} for index, value in enumerate(micros)]

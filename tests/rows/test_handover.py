@@ -1,4 +1,4 @@
-"""Files are passed to Spark in two ways, both of which return each row's file number and position."""
+"""Files are passed to Spark in two ways. Both return each row's file number and position."""
 
 from __future__ import annotations
 

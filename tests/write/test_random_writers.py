@@ -1,7 +1,7 @@
 """Random histories of writers whose changes overlap: each begins on a state of the table, and commits after others.
 
 There are no threads: a writer reads and writes its files, others commit, and then it commits. After each commit, the
-rows are those of a model, for the isolation level of the change. A conflict needs a commit that changed files which the
+rows equal a model's, for the isolation level of the change. A conflict needs a commit that changed files which the
 change read.
 
 `make test` runs a short history of some kinds of tables. SPARKMETA_SOAK=1 runs long ones of all, and SPARKMETA_STEPS of
