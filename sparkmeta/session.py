@@ -505,10 +505,10 @@ def _exempt_modules() -> None:
 
 
 def _exempt_archives() -> None:
-    """Exempt Spark's own archives from `importlib.invalidate_caches`, which PySpark calls before each task.
+    """Exempt Spark's own archives from `importlib.invalidate_caches`.
 
-    Python 3.11 then reads the directories of archives on the path again, which takes 80 ms for Spark's. An import that
-    needs them uses the directories that were read before.
+    PySpark 4.0 and 4.1 call it before each task. Python before 3.13 then reads the directories of archives on the path
+    again, which takes 80 ms for Spark's. An import that needs them uses the directories that were read before.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter) and _SPARK_ARCHIVE.fullmatch(os.path.basename(finder.archive)):  # noqa: PTH119

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SparkmetaError, shown
 from sparkmeta.operations.metadata_files import is_metadata_file
-from sparkmeta.session import NoSession
+from sparkmeta.session import NoSession, skip_upkeep
 from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.files import IOFiles, warehouse_io
 from sparkmeta.storage.location import absolute, is_local
@@ -200,12 +200,16 @@ class ReadOptions(SourceOptions):
 
 
 @contextmanager
-def short_errors() -> Iterator[None]:
-    """Raise errors of sparkmeta without the calls that led to them, since Spark prints these before the error."""
+def spark_worker() -> Iterator[None]:
+    """Serve a call of Spark in its Python worker.
+
+    Raises errors of sparkmeta without the calls that led to them, since Spark prints these before the error.
+    """
     try:
         yield
     except SparkmetaError as error:
         raise error.with_traceback(None) from None
+    skip_upkeep()
 
 
 def _allowed(name: str, text: str, rule: Rule | None) -> str:

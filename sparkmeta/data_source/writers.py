@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.options import short_errors
-from sparkmeta.session import skip_upkeep
+from sparkmeta.data_source.options import spark_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +29,12 @@ class BatchWriter(datasource.DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> datasource.WriterCommitMessage:
         """Write the rows of a task."""
-        with short_errors():
+        with spark_worker():
             return self._sink.tasks.report(iterator)
 
     def commit(self, messages: list[Any]) -> None:
         """Commit what the tasks have written."""
-        with short_errors():
+        with spark_worker():
             self._sink.commit(messages)
 
     def abort(self, messages: list[Any]) -> None:
@@ -51,14 +50,13 @@ class StreamWriter(*_StreamWriters):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
         """Write the rows of a task."""
-        with short_errors():
+        with spark_worker():
             return self._sink.tasks.report(iterator)
 
     def commit(self, messages: list[Report | None], batchId: int) -> None:  # noqa: N803
         """Commit what the tasks have written, unless the batch is committed already."""
-        with short_errors():
+        with spark_worker():
             self._sink.commit(messages, batchId)
-        skip_upkeep()
 
     def abort(self, messages: list[Report | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Delete what the tasks have written."""

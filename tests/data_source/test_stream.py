@@ -10,7 +10,10 @@ import json
 import pickle
 import random
 import struct
+import sys
 import time
+import zipfile
+import zipimport
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -433,6 +436,31 @@ def test_starts(tmp_path: Path) -> None:
     table = table.refresh().append(rows(8), branch="side")
     assert [row[0] for row in query.drain()] == [8]
     assert sorted(row[0] for row in empty.drain()) == [0, 1, 2]
+
+
+def test_imports_after_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each task, Spark lets a worker's importers read their archives again, which must be none of its own."""
+    archive = tmp_path / "pyspark.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("some_module.py", "")
+
+    def add_importer() -> None:
+        monkeypatch.setitem(sys.path_importer_cache, str(archive), zipimport.zipimporter(str(archive)))
+
+    def is_there() -> bool:
+        return str(archive) in sys.path_importer_cache
+
+    table = made(tmp_path)
+    table.append(rows(1))
+    source = sm.DataSource({"path": place(table)})
+    stream = Stream(place(table))
+    assert stream.plan()
+    calls = [source.schema, lambda: [*source.reader(source.schema()).partitions()], stream.plan, stream.run]
+    for call in calls:
+        add_importer()
+        assert is_there()
+        call()
+        assert not is_there()
 
 
 def test_snapshots_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
