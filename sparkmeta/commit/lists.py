@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +18,7 @@ from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVE
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import FILE_COUNTS, whole
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
@@ -79,7 +80,10 @@ def manifest_format(
 
 
 # -- Choose the manifests to merge (semantics 9.9) --------------------------------------------------------------------
-# Merging commits of Iceberg's Java library choose the same manifests.
+# Merging commits of Iceberg's Java library choose the same manifests, unless there is no Spark.
+
+MOST_MERGED = 1_000
+"""Maximum entries that a commit without Spark merges, in 0.05 s. The largest merges of Java's rule take a minute."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Bin:
     is_merged: bool
 
 
-def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
+def merge_bins(manifests: pa.Table, options: ListOptions, most_entries: int | None = None) -> list[Bin]:
     """Pack the manifests of one content into bins, in the order of the next list.
 
     The newest partition spec comes first. Manifests of a spec are packed into bins of the target size, starting from
@@ -104,19 +108,26 @@ def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
 
     Args:
         manifests: rows of `MANIFEST_FILE_SCHEMA`, the commit's own first.
+        most_entries: maximum entries of a bin, and of the bins to merge, which are the newest ones; None for no limit.
     """
     if not options.merges or not len(manifests):
         return [Bin((index,), is_merged=False) for index in range(len(manifests))]
     indices: dict[int, list[int]] = {}
     for index, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
         indices.setdefault(spec_id, []).append(index)
-    sizes = manifests.column("manifest_length").to_pylist()
-    bins = []
+    sizes, target = whole(manifests.column("manifest_length")).to_numpy(), options.target_bytes
+    # Lists of version 1 may lack counts.
+    counts = sum(pc.fill_null(whole(manifests.column(name)), 0).to_numpy().astype(np.int64) for name in FILE_COUNTS)
+    bins, left = [], int(counts.sum())
+    if most_entries is not None:
+        sizes, left = np.maximum(sizes, counts * target // most_entries), most_entries
     for spec_id in sorted(indices, reverse=True):
-        from_end = [*packed(reversed(indices[spec_id]), options.target_bytes, sizes.__getitem__)]
+        from_end = [*packed(reversed(indices[spec_id]), target, sizes.__getitem__)]
         for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
-            least = options.min_count if 0 in members else 2
-            bins.append(Bin(members, is_merged=len(members) >= max(2, least)))
+            least, count = options.min_count if 0 in members else 2, counts[[*members]].sum()
+            is_merged = len(members) >= max(2, least) and count <= left
+            left -= count if is_merged else 0
+            bins.append(Bin(members, is_merged))
     return bins
 
 

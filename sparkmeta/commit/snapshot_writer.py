@@ -16,7 +16,7 @@ from sparkmeta.commit.compaction_groups import choose_merges
 from sparkmeta.commit.compaction_job import Rebased, rebase, rewrite
 from sparkmeta.commit.file_writer import FileWriter, ListedFileWriter
 from sparkmeta.commit.leaves import Flush, flush_of, leaf_format
-from sparkmeta.commit.lists import ManifestRewriter, NewList, is_new, merge_bins, write_added
+from sparkmeta.commit.lists import MOST_MERGED, ManifestRewriter, NewList, is_new, merge_bins, write_added
 from sparkmeta.commit.new_files import ListedFiles, NewFiles
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, blob_loader, with_root
 from sparkmeta.commit.next_root import TreeChange, same_manifest_dv, spent_leaves, without_owners
@@ -209,7 +209,7 @@ class ListWriter:
 
     def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
         """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
-        bins = merge_bins(manifests, options)
+        bins = merge_bins(manifests, options, MOST_MERGED if self.state.access.alone else None)
         groups = {pack.indices: manifests.take(pa.array(pack.indices, pa.int64())) for pack in bins if pack.is_merged}
         # Keys include first row ids: entries inherit them, and another commit may have assigned others.
         keys = {places: tuple(_sources(group)) for places, group in groups.items()}

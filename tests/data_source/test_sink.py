@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.commit import file_writer, lists, relation, search, vector_targets
+from sparkmeta.commit import file_writer, lists, relation, search, snapshot_writer, vector_targets
 from sparkmeta.data_source import sink
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, UnsupportedError
 from sparkmeta.operations.filesystem import FileSystemOperations
@@ -370,6 +370,40 @@ def test_many_files_without_jobs(catalog: sm.Catalog, version: int, monkeypatch:
     assert [each for each in rows_of(table) if each["part"] == "a"] == new
     run_limited(Write(table, True), arrow(row(30, "z")))
     assert rows_of(table) == [row(30, "z")]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_merges_of_manifests_are_small(catalog: sm.Catalog, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Spark, a commit merges the newest manifests, up to a number of entries, and leaves larger ones."""
+    most = 5
+    monkeypatch.setattr(snapshot_writer, "MOST_MERGED", most)
+    table = new_table(catalog, version, **{"commit.manifest-merge.enabled": "false"})
+    entries = [7, 2, 2, 2]
+    for number, files in enumerate(entries):
+        # Each row is in a partition of its own.
+        run(Write(table), arrow(*(row(100 * number + part, f"{part}") for part in range(files))))
+    with table.refresh().transaction() as tx:
+        tx.set_properties({"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"})
+    count = sum(entries)
+    for number in range(12):
+        before = manifests_of(table)
+        run(Write(table), arrow(row(1000 + number, "new")))
+        count += 1
+        after = manifests_of(table)
+        assert sum(after.values()) == count == len(live_files(table)) == len(rows_of(table))
+        rewritten = [size for path, size in before.items() if path not in after]
+        assert sum(rewritten) + 1 <= most
+        assert max(rewritten, default=0) < most
+    sizes = sorted(manifests_of(table).values())
+    assert sizes[-1] == entries[0]
+    assert [size for size in sizes if size < most // 2] in ([], sizes[:1])
+
+
+def manifests_of(table: sm.Table) -> dict[str, int]:
+    """Return the number of live files of each manifest."""
+    listed = table.refresh().inspect.arrow.manifests()
+    counts = [listed.column(f"{kind}_data_files_count").to_pylist() for kind in ("added", "existing")]
+    return dict(zip(listed.column("path").to_pylist(), map(sum, zip(*counts, strict=True)), strict=True))
 
 
 def run(write: Write, *tables: pa.Table) -> None:
