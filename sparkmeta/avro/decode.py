@@ -333,7 +333,7 @@ class AvroRecords:
             values = [lookup.get(key) for lookup in self._lookups(map_id)]
         return self._array(values, kind, f"{field_name(map_id)}[{key}]")
 
-    def taken(self, indices: np.ndarray[Any, Any]) -> AvroRecords:
+    def take(self, indices: np.ndarray[Any, Any]) -> AvroRecords:
         records = [self._records[index] for index in indices.tolist()]
         return AvroRecords(records, self._schema, self._location, self._few_keys)
 

@@ -491,7 +491,7 @@ class ColumnarRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._array(self._program.metrics.get((map_id, key)), kind, f"{field_name(map_id)}[{key}]")
 
-    def taken(self, indices: _Array) -> ColumnarRecords:
+    def take(self, indices: _Array) -> ColumnarRecords:
         slots = np.take(self._slots, indices, axis=2)
         return ColumnarRecords(self._program, self._data, slots, len(indices), self._location)
 

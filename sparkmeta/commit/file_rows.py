@@ -15,7 +15,7 @@ from sparkmeta.avro.write import ManifestFormat
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.commit.sorted_manifests import SortedManifests, added_entries, key_table
 from sparkmeta.commit.tally import tally_of
-from sparkmeta.entries.arrays import places_where, uuid_bytes, whole, with_plain_types
+from sparkmeta.entries.arrays import indices_where, uuid_bytes, whole, with_plain_types
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.errors import ValidationError, shown
@@ -193,13 +193,13 @@ class FileRows:
     def _check(self, values: Mapping[str, pa.Array]) -> None:
         """Raise ValidationError for the first file that a reader or `Table.check` would refuse."""
         kinds = values["content_type"]
-        for row in places_where(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
+        for row in indices_where(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
         for problem_entry in self._problems(values):
             column = _COLUMNS.get(problem_entry.field, problem_entry.field)
             raise self._error(values, problem_entry.row, column, problem_entry.value, problem_entry.problem)
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
-        of_unknown = places_where(_is_in(values["partition_spec_id"], unknown)).to_pylist()
+        of_unknown = indices_where(_is_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:
             problem = "the spec has an unknown transform, whose values can't be written"
             raise self._error(values, row, "spec_id", values["partition_spec_id"][row].as_py(), problem)
@@ -271,7 +271,7 @@ class FileRows:
     def _refuse_stats(
         self, values: Mapping[str, pa.Array], column: str, stats: pa.Array, is_wrong: pa.Array, problem: str
     ) -> None:
-        for row in places_where(pc.fill_null(is_wrong, False)).to_pylist()[:1]:
+        for row in indices_where(pc.fill_null(is_wrong, False)).to_pylist()[:1]:
             raise self._error(values, row, column, stats[row].as_py(), problem)
 
     def _partition_value(
@@ -281,7 +281,7 @@ class FileRows:
         names = [field.name for field in column.type] if column is not None and pa.types.is_struct(column.type) else []
         name = next((name for name in field.names if name in names), None)
         missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
-        rows = places_where(missing)
+        rows = indices_where(missing)
         if len(rows):
             path = values["location"][rows[0].as_py()].as_py()
             raise ValidationError(f"{self.table}: partition of file {path} has no field {field.names[0]}")
@@ -368,7 +368,7 @@ class ListedRows(FileRows):
     def _problems(self, values: Mapping[str, pa.Array]) -> list[EntryProblem]:
         if self.format_version == 1:
             kinds = values["content_type"]
-            for row in places_where(pc.not_equal(kinds, int(ContentType.DATA))).to_pylist()[:1]:
+            for row in indices_where(pc.not_equal(kinds, int(ContentType.DATA))).to_pylist()[:1]:
                 problem = "tables of format version 1 have no deletes"
                 raise self._error(values, row, "content", kinds[row].as_py(), problem)
         vectors = self.format_version >= 3

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
 from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import is_live, sorted_places
+from sparkmeta.entries.arrays import is_live, sorted_indices
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.manifests.decoder import EntryDecoder
@@ -97,7 +97,7 @@ def value_column(field_id: int) -> str:
 
 def write_few_leaves(entries: pa.Table, keys: Sequence[str], form: LeafFormat) -> pa.Table:
     """Write entries as leaves on the driver, sorted by columns, and return the root's entries for the leaves."""
-    order = sorted_places([(evaluate.values(entries, sql.col(key)), True, True) for key in keys])
+    order = sorted_indices([(evaluate.values(entries, sql.col(key)), True, True) for key in keys])
     return leaves_on_driver(entries.take(order).combine_chunks(), form)
 
 

@@ -60,7 +60,7 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
-def places_where(flags: pa.ChunkedArray | pa.Array) -> pa.Array:
+def indices_where(flags: pa.ChunkedArray | pa.Array) -> pa.Array:
     """Return the indices of flags that are true. Arrow before version 26 crashes on a column without chunks."""
     return pc.indices_nonzero(whole(flags))
 
@@ -86,7 +86,7 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.filter(rows) if 0 < count < len(table) else table.slice(0, count)
 
 
-def sorted_places(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:
+def sorted_indices(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:
     """Return the indices of rows in the order of keys; equal rows keep their order. As in Spark, NaN is the greatest.
 
     Args:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import as_numbers, bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, kept_rows, places_where, uuid_bytes, uuid_texts, whole
+from sparkmeta.entries.arrays import compact_lists, indices_where, kept_rows, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _coalesce(rows: _Rows, *operands: Sql) -> Values:
     if not other_operands or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
         return values
     array = _array(values, rows.length)
-    present, absent = (places_where(flags) for flags in (array.is_valid(), array.is_null()))
+    present, absent = (indices_where(flags) for flags in (array.is_valid(), array.is_null()))
     filled = _array(_coalesce(rows.take(absent), *other_operands), len(absent))
     return _scattered([(present, array.take(present)), (absent, filled)])
 

@@ -400,7 +400,7 @@ class RawRecords(Protocol):
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         """Return the values of one key of a metrics map."""
 
-    def taken(self, indices: np.ndarray[Any, Any]) -> RawRecords:
+    def take(self, indices: np.ndarray[Any, Any]) -> RawRecords:
         """Return the records at the given indices."""
 
 
@@ -474,7 +474,7 @@ class EntryBuilder:
         """
         row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
         if (indices := self._matching_indices(records)) is not None:
-            records, ordinals = records.taken(indices), ordinals.take(pa.array(indices))
+            records, ordinals = records.take(indices), ordinals.take(pa.array(indices))
             row_ids = row_ids.take(pa.array(indices)) if row_ids is not None else None
         columns = [
             row_ids if name == "first_row_id" else self._column(name, records) for name in self.projection.columns

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import is_live, is_live_entry, places_where, whole, with_plain_types
+from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry, whole, with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import (
@@ -349,7 +349,7 @@ def _newer_manifests(state: TableState) -> Iterator[Broken]:
     assert state.snapshot is not None
     newest = state.snapshot.sequence_number or 0
     numbers = pc.struct_field(state.manifests.column("version_info"), "sequence_number")
-    for place in places_where(pc.greater(numbers, newest)).to_pylist():
+    for place in indices_where(pc.greater(numbers, newest)).to_pylist():
         problem = f"the snapshot has the sequence number {newest}"
         yield Broken(
             state.manifests.column("location")[place].as_py(), "sequence_number", numbers[place].as_py(), problem
@@ -376,13 +376,13 @@ def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
             lower, upper = (known[name] for name in BOUNDS)
             if order:
                 wrong = inverted(lower, upper, type_name)
-                for place in [] if wrong is None else places_where(pc.fill_null(wrong, False)).to_pylist():
+                for place in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
                     field = f"partitions.{field_id}.lower_bound"
                     path = paths[rows[place]].as_py()
                     yield Broken(path, field, shown_value(lower, place), above_upper(upper, place))
                 continue
             for name, bound in known.items() if not pa.types.is_null(lower.type) else ():
-                for place in places_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
+                for place in indices_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
                     problem = f"not a value of type {type_name}, so it is unknown"
                     path, field = paths[rows[place]].as_py(), f"partitions.{field_id}.{name}"
                     yield Broken(path, field, raw[name][place].as_py(), problem)
@@ -561,7 +561,7 @@ def _leaves_without_bounds(tree: CheckedTree) -> Iterator[Broken]:
     for spec_id, fields in tree.state.types.tuple_sources.items():
         for _, source in fields:
             lacks = pc.and_(pc.equal(specs, spec_id), pc.struct_field(stats, str(source)).is_null())
-            for row in places_where(pc.and_(lacks, has_tree_layout)).to_pylist():
+            for row in indices_where(pc.and_(lacks, has_tree_layout)).to_pylist():
                 yield Broken(live.column("location")[row].as_py(), f"content_stats.{source}", None, _NO_BOUND)
 
 
@@ -580,7 +580,7 @@ def _inverted(entries: pa.Table, types: Mapping[int, str]) -> Iterator[tuple[int
     for field in stats.type:
         lower, upper = (pc.struct_field(stats, [field.name, name]) for name in BOUNDS)
         wrong = inverted(lower, upper, types[int(field.name)])
-        for row in [] if wrong is None else places_where(pc.fill_null(wrong, False)).to_pylist():
+        for row in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
             name = f"content_stats.{field.name}.lower_bound"
             yield row, name, shown_value(lower, row), above_upper(upper, row)
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data, read_header
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import is_live, manifest_counts, places_where, whole
+from sparkmeta.entries.arrays import indices_where, is_live, manifest_counts, whole
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
@@ -192,7 +192,7 @@ class ManifestChecks:
             name = live.column("file_format")
             rules.append(("entry-fields", "file_format", name, is_dv, "deletion vectors need format version 3"))
         for rule, field, values, broken, problem in rules:
-            for place in places_where(broken).to_pylist():
+            for place in indices_where(broken).to_pylist():
                 file = live.column("location")[place].as_py()
                 yield rule, Broken(location, f"{field} of {file}", values[place].as_py(), problem)
 
@@ -206,7 +206,7 @@ class ManifestChecks:
                 decoded.setdefault(field_id, {})[name] = values
                 if pa.types.is_null(values.type):
                     continue
-                for place in places_where(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
+                for place in indices_where(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
                     field = f"{name}[{field_id}] of {files[place].as_py()}"
                     problem = f"not a value of type {self.types[field_id]}, so it is unknown"
                     yield "bounds-value", Broken(location, field, raw[place].as_py(), problem)
@@ -215,7 +215,7 @@ class ManifestChecks:
                 continue
             lower, upper = (bounds[name] for name in names)
             wrong = inverted(lower, upper, self.types[field_id])
-            for place in [] if wrong is None else places_where(pc.fill_null(wrong, False)).to_pylist():
+            for place in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
                 field = f"lower_bounds[{field_id}] of {files[place].as_py()}"
                 yield "bounds-order", Broken(location, field, shown_value(lower, place), above_upper(upper, place))
 

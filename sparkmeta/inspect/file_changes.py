@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
-from sparkmeta.entries.arrays import is_live, is_live_entry, places_where
+from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
@@ -292,7 +292,7 @@ _COLUMNS = ["content_type", "location", "deletion_vector", "record_count", "refe
 
 def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str, Any]]]:
     """Return the entries of the given content types as flat rows, with their row in the root."""
-    places = places_where(one_of(table, kinds))
+    places = indices_where(one_of(table, kinds))
     some = table.take(places)
     flat = some.select(_COLUMNS)
     for name in ("status", "snapshot_id"):

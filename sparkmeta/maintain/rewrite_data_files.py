@@ -34,7 +34,7 @@ from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, tasks_of_work
-from sparkmeta.spec.schema import way_to
+from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.terms import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
@@ -197,7 +197,7 @@ class Rewrite:
         """Return the z-order of files' rows. Reads some of the rows."""
         assert self.order is not None
         schema, columns = self.state.metadata.schema(), self.order.curve
-        field_paths = [way_to(schema, column.field_id) for column in columns]
+        field_paths = [path_to(schema, column.field_id) for column in columns]
         paths: list[Path] = [
             (field_path[0].name, *(field.name for field in field_path[1:])) for field_path in field_paths
         ]

@@ -121,7 +121,7 @@ class ParquetRecords:
         values = None if maps is None else pc.map_lookup(maps, pa.scalar(key, maps.type.key_type), "first")
         return self._cast(values, kind, map_id)
 
-    def taken(self, indices: np.ndarray[Any, Any]) -> ParquetRecords:
+    def take(self, indices: np.ndarray[Any, Any]) -> ParquetRecords:
         return ParquetRecords(self._batch.take(pa.array(indices)), self._location, self._unique_ids)
 
     def _cast(self, values: pa.Array | None, kind: pa.DataType, field_id: int) -> pa.Array:
@@ -310,7 +310,7 @@ class ArrowRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._cast(f"m{map_id}_{key}", kind)
 
-    def taken(self, indices: np.ndarray[Any, Any]) -> ArrowRecords:
+    def take(self, indices: np.ndarray[Any, Any]) -> ArrowRecords:
         return ArrowRecords(self._batch.take(pa.array(indices)))
 
     def _cast(self, name: str, kind: pa.DataType) -> pa.Array:

@@ -290,7 +290,7 @@ def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
     return [node for id_key, child in children for node in (kind.get(id_key), *_field_ids(kind.get(child), depth + 1))]
 
 
-def way_to(schema: Schema, field_id: int) -> list[t.NestedField]:
+def path_to(schema: Schema, field_id: int) -> list[t.NestedField]:
     """Return the fields from the top of a schema to one of its fields."""
     parents = schema._lazy_id_to_parent
     path_ids = [field_id]

@@ -11,7 +11,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
 from pyiceberg.types import PrimitiveType
 
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.spec.schema import way_to
+from sparkmeta.spec.schema import path_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +106,7 @@ class Terms:
 
     def check(self, column: NestedField, transform: Transform[Any, Any]) -> None:
         """Raise ValidationError for a column that has no order or does not support the transform."""
-        is_in_structs = all(parent.field_type.is_struct for parent in way_to(self.schema, column.field_id)[:-1])
+        is_in_structs = all(parent.field_type.is_struct for parent in path_to(self.schema, column.field_id)[:-1])
         problem = None
         if not isinstance(column.field_type, PrimitiveType) or not is_in_structs:
             name = self.schema.find_column_name(column.field_id)

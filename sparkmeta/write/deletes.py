@@ -32,7 +32,7 @@ from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
-from sparkmeta.spec.schema import way_to
+from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
@@ -457,7 +457,7 @@ class KeyDeletes:
                 raise ValidationError(f"{table}: column {name} of the key is not in the rows")
         specs = _specs(state, present_ids)
         source_ids = {field.source_id for spec_id in specs for field in state.specs[spec_id].fields}
-        top_names = {way_to(schema, field_id)[0].name for field_id in present_ids.intersection({*keys, *source_ids})}
+        top_names = {path_to(schema, field_id)[0].name for field_id in present_ids.intersection({*keys, *source_ids})}
         column_names = [field.name for field in schema.fields if field.name in top_names]
         if isinstance(rows, pa.Table):
             return KeyDeletes(state, rows.select(column_names), keys, specs)
@@ -534,7 +534,7 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
         if name not in schema._name_to_id:
             raise ValidationError(f"{table}: column {name} of the key is not in the table")
         field_id = schema._name_to_id[name]
-        kind, parents = schema.find_type(field_id), way_to(schema, field_id)[:-1]
+        kind, parents = schema.find_type(field_id), path_to(schema, field_id)[:-1]
         if any(not isinstance(field.field_type, StructType) for field in parents):
             raise ValidationError(f"{table}: column {name} of the key is in a list or a map")
         if isinstance(kind, FloatType | DoubleType | UnknownType) or not isinstance(kind, PrimitiveType):

@@ -20,10 +20,10 @@ from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.transforms import OrderedTransform
-from sparkmeta.entries.arrays import places_where, sorted_places, whole
+from sparkmeta.entries.arrays import indices_where, sorted_indices, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
 from sparkmeta.rows.columns import child_fields
-from sparkmeta.spec.schema import way_to
+from sparkmeta.spec.schema import path_to
 from sparkmeta.write.file_schema import file_schema
 from sparkmeta.write.files import LINEAGE, data_file_tasks, refuse_transforms, write_files
 from sparkmeta.write.input import check_schema
@@ -109,7 +109,7 @@ def arranged(
         return rows
     keys = [(partition, True, True) for partition in partitions]
     keys += [(values.of(field), *_direction(field)) for field in order]
-    return rows.take(sorted_places(keys))
+    return rows.take(sorted_indices(keys))
 
 
 def _direction(field: SortField) -> tuple[bool, bool]:
@@ -146,7 +146,7 @@ class _Values:
         assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
         values = transformed(transform, kind, source)
-        invalid_rows = places_where(pc.and_(source.is_valid(), values.is_null()))
+        invalid_rows = indices_where(pc.and_(source.is_valid(), values.is_null()))
         if len(invalid_rows):
             name, value = self._schema.find_column_name(field.source_id), source[invalid_rows[0].as_py()].as_py()
             problem = f"column {name} is {value}: {transform} of it does not fit {kind}"
@@ -154,7 +154,7 @@ class _Values:
         return values
 
     def _source(self, field_id: int, type_name: str) -> pa.Array:
-        top, *inside = way_to(self._schema, field_id)
+        top, *inside = path_to(self._schema, field_id)
         if top.name not in self._index_by_name:
             return pa.nulls(len(self._rows), bound_arrow_type(type_name))
         array = whole(self._rows.column(self._index_by_name[top.name]))

@@ -36,7 +36,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
-from sparkmeta.spec.schema import way_to
+from sparkmeta.spec.schema import path_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -174,7 +174,7 @@ def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int],
     """
     table_fields = {field.name: field for field in schema.fields}
     _refuse_names(rows.names, table_fields, (), table)
-    return frozenset(field_id for field_id in field_ids if _has(rows, way_to(schema, field_id), table))
+    return frozenset(field_id for field_id in field_ids if _has(rows, path_to(schema, field_id), table))
 
 
 def _has(rows: spark.StructType, field_path: Sequence[NestedField], table: str) -> bool:
@@ -292,7 +292,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
         field_id: the id of a primitive field that is not inside a list or map.
         names: the names that the columns of the rows have instead, in their order.
     """
-    field_path = way_to(schema, field_id)
+    field_path = path_to(schema, field_id)
     wanted = field_path[-1].field_type
     assert isinstance(wanted, PrimitiveType)
     value, kind = sql.Sql(""), cast("spark.DataType", rows)
@@ -415,7 +415,7 @@ def _field_path(name: str, schema: Schema, table: str, *, by_path: bool) -> tupl
         return (top,)
     if name not in schema._name_to_id:
         raise ValidationError(f"{table}: assigned column {name} is not in the table")
-    field_path = tuple(way_to(schema, schema._name_to_id[name]))
+    field_path = tuple(path_to(schema, schema._name_to_id[name]))
     if not by_path:
         problem = f"assigned column {name} is a field of {field_path[0].name}: an insert assigns whole columns"
         raise ValidationError(f"{table}: {problem}")

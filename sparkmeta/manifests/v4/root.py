@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import FILE_COUNTS, is_live, places_where, sums
+from sparkmeta.entries.arrays import FILE_COUNTS, indices_where, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
@@ -356,6 +356,6 @@ class _Checks:
             self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
 
     def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
-        for row in places_where(pc.fill_null(wrong, False)).to_pylist():
+        for row in indices_where(pc.fill_null(wrong, False)).to_pylist():
             kind = self.table.column("content_type")[row].as_py()
             self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))

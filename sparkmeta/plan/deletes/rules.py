@@ -16,7 +16,7 @@ from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import identities, places_where, whole
+from sparkmeta.entries.arrays import identities, indices_where, whole
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.filter import partition_value
@@ -159,7 +159,7 @@ class DeleteRule:
             broken: a flag for each row.
             locations: row -> the locations that the message names, as Arrow scalars.
         """
-        rows = places_where(pc.fill_null(broken, False))
+        rows = indices_where(pc.fill_null(broken, False))
         if len(rows):
             raise ValidationError(self.text + " ".join(str(location) for location in locations(rows[0].as_py())))
 
