@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVE
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
-from sparkmeta.entries.arrays import FILE_COUNTS, whole
+from sparkmeta.entries.arrays import FILE_COUNTS, sums, whole
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
@@ -80,10 +81,13 @@ def manifest_format(
 
 
 # -- Choose the manifests to merge (semantics 9.9) --------------------------------------------------------------------
-# Merging commits of Iceberg's Java library choose the same manifests, unless there is no Spark.
+# Merging commits of Iceberg's Java library choose the same manifests. Without a session, fewer are merged.
 
 MOST_MERGED = 1_000
-"""Maximum entries that a commit without Spark merges, in 0.05 s. The largest merges of Java's rule take a minute."""
+"""Maximum entries of each content that a commit without a session merges. Java's rule may merge a million, in 40 s."""
+
+# Such a merge also has at most this many manifests, since each of them is a request.
+_MOST_MANIFESTS = 200
 
 
 @dataclass(frozen=True)
@@ -108,25 +112,28 @@ def merge_bins(manifests: pa.Table, options: ListOptions, most_entries: int | No
 
     Args:
         manifests: rows of `MANIFEST_FILE_SCHEMA`, the commit's own first.
-        most_entries: maximum entries of a bin, and of the bins to merge, which are the newest ones; None for no limit.
+        most_entries: maximum entries of a bin. Only the newest of the bins to merge is merged then. None for no limit.
     """
     if not options.merges or not len(manifests):
         return [Bin((index,), is_merged=False) for index in range(len(manifests))]
     indices: dict[int, list[int]] = {}
     for index, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
         indices.setdefault(spec_id, []).append(index)
-    sizes, target = whole(manifests.column("manifest_length")).to_numpy(), options.target_bytes
-    # Lists of version 1 may lack counts.
-    counts = sum(pc.fill_null(whole(manifests.column(name)), 0).to_numpy().astype(np.int64) for name in FILE_COUNTS)
-    bins, left = [], int(counts.sum())
+    lengths, target = whole(manifests.column("manifest_length")), options.target_bytes
+    sizes = lengths.to_numpy()
     if most_entries is not None:
-        sizes, left = np.maximum(sizes, counts * target // most_entries), most_entries
+        # Lists of version 1 may lack counts. An entry has about 200 bytes.
+        counts = pc.coalesce(sums(manifests, FILE_COUNTS), pc.divide(lengths, 200))
+        sizes = np.maximum(sizes, counts.to_numpy() * target // most_entries)
+    bins, may_merge = [], True
     for spec_id in sorted(indices, reverse=True):
-        from_end = [*packed(reversed(indices[spec_id]), target, sizes.__getitem__)]
-        for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
-            least, count = options.min_count if 0 in members else 2, counts[[*members]].sum()
-            is_merged = len(members) >= max(2, least) and count <= left
-            left -= count if is_merged else 0
+        packs: Iterable[list[int]] = packed(reversed(indices[spec_id]), target, sizes.__getitem__)
+        if most_entries is not None:
+            packs = chain.from_iterable(packed(pack, _MOST_MANIFESTS, lambda _: 1) for pack in packs)
+        for members in (tuple(reversed(pack)) for pack in reversed([*packs])):
+            least = options.min_count if 0 in members else 2
+            is_merged = may_merge and len(members) >= max(2, least)
+            may_merge = may_merge and not (is_merged and most_entries is not None)
             bins.append(Bin(members, is_merged))
     return bins
 

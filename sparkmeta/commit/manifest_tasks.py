@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import manifest_data
+from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
@@ -25,6 +25,7 @@ from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries
 from sparkmeta.manifests.v4.convert import TableMatch, added_version, content_columns
 from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.spec.bitmap import read_inline_vector
+from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 
 # -- Rewrite and merge Avro manifests ---------------------------------------------------------------------------------
@@ -66,19 +67,18 @@ class RewriteTasks:
 
     def _written(self, unit: Mapping[str, Any]) -> tuple[int, tuple[bytes, pa.Table]]:
         form = self.forms[unit["content"], unit["spec_id"]]
-        entries_of = partial(self._entries, form, form.projection)
-        batches = [batch for source in unit["sources"] for batch in entries_of(source)]
+        sources = read_ahead(
+            unit["sources"], partial(manifest_data, self.reader), lambda source: source["file_size_in_bytes"] or 0
+        )
+        batches = [batch for source, data in sources for batch in self._entries(form, source, data)]
         return unit[GROUP], write_manifest(pa.Table.from_batches(batches), form)
 
-    def _entries(
-        self, form: ManifestFormat, projection: EntryProjection, source: Mapping[str, Any]
-    ) -> Iterator[pa.RecordBatch]:
+    def _entries(self, form: ManifestFormat, source: Mapping[str, Any], data: Data) -> Iterator[pa.RecordBatch]:
         vector = source[REMOVED]
         removed = None
         if vector is not None:
             removed = RemovedEntries(read_inline_vector(vector, source["location"]), self.snapshot_id)
-        content = manifest_data(self.reader, source)
-        return encoded_entries(content, part_of(source), projection, form, removed, self.snapshot_id)
+        return encoded_entries(data, part_of(source), form.projection, form, removed, self.snapshot_id)
 
 
 # -- Sort the live entries of Avro manifests ------------------------------------------------------------------------

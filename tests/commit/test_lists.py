@@ -11,10 +11,12 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.commit import file_writer
 from sparkmeta.commit.file_rows import FILE_ORDER, FILES_PER_KEY, KEYS, FileTasks
-from sparkmeta.commit.lists import manifest_format
+from sparkmeta.commit.lists import MOST_MERGED, manifest_format, merge_bins
 from sparkmeta.commit.new_files import listed_rows
+from sparkmeta.commit.options import ListOptions
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
 from sparkmeta.manifests.v4.write import read_rows_stream
 from sparkmeta.operations.filesystem import FileSystemOperations
@@ -396,3 +398,44 @@ def test_only_counts_of_zero_tell_that_no_file_is_live(spark: SparkSession, tmp_
     assert [row.file_path for row in table.scan().plan_files().collect()] == ["x:old"]
     changed = change(table, added=new)
     assert sorted(row.file_path for row in changed.scan().plan_files().collect()) == ["x:new", "x:old"]
+
+
+def manifest(entries: int | None, spec_id: int = 0, length: int = 5_000) -> dict[str, Any]:
+    counts = {"added_files_count": entries, "existing_files_count": 0, "deleted_files_count": 0}
+    return {"manifest_length": length, "partition_spec_id": spec_id, **counts}
+
+
+@pytest.mark.parametrize(
+    ("manifests", "limited", "unlimited"),
+    [
+        ([manifest(1)] * 99, [(99, False)], [(99, False)]),
+        ([manifest(1)] * 100, [(100, True)], [(100, True)]),
+        (  # at most 200 manifests, in the newest group that may be merged
+            [manifest(1)] * 430, [(30, False), (200, True), (200, False)], [(430, True)],
+        ),
+        (  # at most 1,000 entries
+            [manifest(1)] * 5 + [manifest(400)] * 3 + [manifest(5_000)],
+            [(6, False), (2, True), (1, False)],
+            [(9, False)],
+        ),
+        (  # 25 entries by their length
+            [manifest(None)] * 90, [(10, False), (40, True), (40, False)], [(90, False)],
+        ),
+        (
+            [manifest(1, 1)] * 100 + [manifest(1, 0)] * 2, [(100, True), (2, False)], [(100, True), (2, True)],
+        ),
+        (  # 8 MiB
+            [manifest(1)] + [manifest(1, length=4 << 20)] * 3, [(2, False), (2, True)], [(2, False), (2, True)],
+        ),
+    ],
+)  # fmt: skip
+def test_manifests_to_merge_without_a_session(
+    manifests: list[dict[str, Any]], limited: list[tuple[int, bool]], unlimited: list[tuple[int, bool]]
+) -> None:
+    listed = pa.Table.from_pylist(
+        [dict.fromkeys(MANIFEST_FILE_SCHEMA.names) | each for each in manifests], MANIFEST_FILE_SCHEMA
+    )
+    for most, expected in ((MOST_MERGED, limited), (None, unlimited)):
+        bins = merge_bins(listed, ListOptions(), most)
+        assert [(len(each.indices), each.is_merged) for each in bins] == expected
+        assert [index for each in bins for index in each.indices] == [*range(len(manifests))]
