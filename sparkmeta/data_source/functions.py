@@ -19,7 +19,7 @@ from pyspark.sql.types import BooleanType, MapType, StringType, StructType
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
 from sparkmeta.data_source.changes import read_of
-from sparkmeta.data_source.options import CHANGELOG, ReadOptions, spark_worker
+from sparkmeta.data_source.options import CHANGELOG, ReadOptions, worker_call
 from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
@@ -100,13 +100,13 @@ def _class_of(function: TableFunction) -> type:
     class Reads:
         @staticmethod
         def analyze(*arguments: AnalyzeArgument, **named: AnalyzeArgument) -> AnalyzeResult:
-            with spark_worker():
+            with worker_call():
                 values = [constant(function.name, argument) for argument in arguments]
                 options = {name: constant(function.name, argument) for name, argument in named.items()}
                 return AnalyzeResult(function.row_type(values, options))
 
         def eval(self, *arguments: Any, **named: Any) -> Iterator[tuple[Any, ...]]:
-            with spark_worker():
+            with worker_call():
                 yield from function.rows(arguments, named)
 
     return Reads
@@ -287,7 +287,7 @@ def _calling(catalogs: Catalogs) -> type:
             options = {"path": table} | {f"property.{name}": value for name, value in properties}
             if catalog is not None:
                 options["catalog"] = catalog
-            with spark_worker():
+            with worker_call():
                 opened = ReadOptions.of(options).open(catalogs)
                 yield procedure, commit, call(opened, procedure, arguments, commit=commit)
 

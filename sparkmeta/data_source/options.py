@@ -200,10 +200,11 @@ class ReadOptions(SourceOptions):
 
 
 @contextmanager
-def spark_worker() -> Iterator[None]:
-    """Serve a call of Spark in its Python worker.
+def worker_call() -> Iterator[None]:
+    """Run a call of Spark in its Python worker.
 
-    Raises errors of sparkmeta without the calls that led to them, since Spark prints these before the error.
+    Errors of sparkmeta are raised without the calls that led to them, since Spark prints these before the error. After
+    a call without an error, the worker skips work that PySpark does between tasks.
     """
     try:
         yield

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.changes import ChangelogRead, read_of
-from sparkmeta.data_source.options import ReadOptions, spark_worker
+from sparkmeta.data_source.options import ReadOptions, worker_call
 from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.stream import StreamOptions, StreamReader
 from sparkmeta.data_source.tables import Opened, RowsRead, refuse_misfits, spark_batches
@@ -45,24 +45,24 @@ class DataSource(datasource.DataSource):
 
     def schema(self) -> StructType:
         """Return the type of the rows. Readers then read this version of the table."""
-        with spark_worker():
+        with worker_call():
             # Spark does not tell whether this is for a batch or a stream. The type depends on no range of snapshots.
             options = replace(StreamOptions.of(self.options), start_snapshot_id=None, end_snapshot_id=None)
             return self._read(options).row_type
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return a reader."""
-        with spark_worker():
+        with worker_call():
             return _Reader(self._read(ReadOptions.of(self.options)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return the writer of `df.write`."""
-        with spark_worker():
+        with worker_call():
             return BatchWriter(self._sink(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a batch of `df.writeStream`, which Spark makes twice: to plan it, and to commit it."""
-        with spark_worker():
+        with worker_call():
             return StreamWriter(self._sink(schema, overwrite))
 
     def _sink(self, schema: StructType, overwrite: bool) -> Sink:
@@ -77,7 +77,7 @@ class DataSource(datasource.DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """Return a reader of a stream."""
-        with spark_worker():
+        with worker_call():
             return StreamReader(StreamOptions.of(self.options), self.catalogs, schema)
 
     def _read(self, options: ReadOptions) -> Read:
@@ -94,12 +94,12 @@ class _Reader(datasource.DataSourceReader):
         self._row_read, self._schema = read, schema
 
     def partitions(self) -> list[datasource.InputPartition]:
-        with spark_worker():
+        with worker_call():
             return [datasource.InputPartition(share) for share in self._row_read.shares()]
 
     def read(self, partition: datasource.InputPartition | None) -> Iterator[pa.RecordBatch]:
         # Spark makes a partition of nothing for a read without shares.
         if partition is None or partition.value is None:
             return
-        with spark_worker():
+        with worker_call():
             yield from spark_batches(self._row_read.rows(partition.value, self._schema.names), self._schema)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.changes import ChangePlans, SnapshotStep
-from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, spark_worker, whole
+from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, whole, worker_call
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
     InvalidArgumentError,
@@ -411,12 +411,12 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a new query begins."""
-        with spark_worker():
+        with worker_call():
             return self._source.initial().to_dict()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch. Older Sparks give no arguments."""
-        with spark_worker():
+        with worker_call():
             source = self._refreshed()
             begin = Offset.of(start) if start is not None else self._read_up_to or source.initial()
             limited = limits is None or not isinstance(limit, limits.ReadAllAvailable)
@@ -425,13 +425,13 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[datasource.InputPartition]:
         """Divide a batch among tasks. With equal offsets, Spark tells where a query goes on."""
-        with spark_worker():
+        with worker_call():
             first, self._read_up_to = Offset.of(start), Offset.of(end)
             return [] if first == self._read_up_to else self._source.partitions(first, self._read_up_to)
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a partition, in a task."""
-        with spark_worker():
+        with worker_call():
             yield from spark_batches(partition.value.rows(), self._schema)
 
     # -- Spark 4.2 and newer ----------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the query end with the newest snapshot of now."""
-        with spark_worker():
+        with worker_call():
             self._target = [self._refreshed().head()]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802

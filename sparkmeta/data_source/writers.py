@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.options import spark_worker
+from sparkmeta.data_source.options import worker_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +29,12 @@ class BatchWriter(datasource.DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> datasource.WriterCommitMessage:
         """Write the rows of a task."""
-        with spark_worker():
+        with worker_call():
             return self._sink.tasks.report(iterator)
 
     def commit(self, messages: list[Any]) -> None:
         """Commit what the tasks have written."""
-        with spark_worker():
+        with worker_call():
             self._sink.commit(messages)
 
     def abort(self, messages: list[Any]) -> None:
@@ -50,12 +50,12 @@ class StreamWriter(*_StreamWriters):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
         """Write the rows of a task."""
-        with spark_worker():
+        with worker_call():
             return self._sink.tasks.report(iterator)
 
     def commit(self, messages: list[Report | None], batchId: int) -> None:  # noqa: N803
         """Commit what the tasks have written, unless the batch is committed already."""
-        with spark_worker():
+        with worker_call():
             self._sink.commit(messages, batchId)
 
     def abort(self, messages: list[Report | None], batchId: int) -> None:  # noqa: ARG002, N803

@@ -3,8 +3,8 @@
 One stream of files, a file a batch, goes into a tree and a table of version 3 by sparkmeta's sink, and into a table of
 version 3 by Iceberg's, in turns. Then streams of their rows, a file a batch, go out of the same tables, in turns. Each
 table begins with the metadata of as many files as `--files` says. The time of a batch is that of Spark's progress
-(`triggerExecution`). Prints medians and p99, and Iceberg's divided by ours, and what Spark's phases take. Writes
-build/bench/streams-<time>.json.
+(`triggerExecution`). The first batch after each start of a query is not measured. Prints medians and p99, and Iceberg's
+divided by ours, and what Spark's phases take. Writes build/bench/streams-<time>.json.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Stream:
         direction: `in` or `out`.
         name: its name in the report.
         target: the table, as its format takes it.
+        folder: has the checkpoint.
         options: options of a source.
+        batches: the milliseconds of batches by Spark's phases, without the first batch after each start.
+        batch_count: the number of all batches.
     """
 
     direction: str
@@ -64,7 +67,7 @@ class Stream:
     folder: Path
     options: dict[str, str] = field(default_factory=dict)
     batches: list[dict[str, int]] = field(default_factory=list)
-    count: int = 0
+    batch_count: int = 0
 
     @property
     def format(self) -> str:
@@ -86,28 +89,28 @@ class Stream:
         sink = sink.option("checkpointLocation", self.checkpoint)
         query = sink.toTable(self.target) if self.format == "iceberg" else sink.start(self.target)
         query.awaitTermination()
-        self.take(query.recentProgress)
+        self.add_batches(query.recentProgress)
 
     def read(self, spark: SparkSession, batches: int) -> None:
         """Read on until as many batches were read in all, or until there are no more."""
         source = spark.readStream.format(self.format).options(**ONE_FILE, **self.options).load(self.target)
         sink = source.writeStream.format("noop").option("checkpointLocation", self.checkpoint)
         query = sink.trigger(processingTime="0 seconds").start()
-        while query.isActive and self.count + len(busy(query.recentProgress)) < batches:
+        while query.isActive and self.batch_count + len(busy(query.recentProgress)) < batches:
             if (last := query.lastProgress) is not None and not last.numInputRows:
                 break
             time.sleep(0.1)
         query.stop()
         if (error := query.exception()) is not None:
             raise error
-        self.take(query.recentProgress)
+        self.add_batches(query.recentProgress)
 
-    def take(self, progress: Sequence[StreamingQueryProgress]) -> None:
+    def add_batches(self, progress: Sequence[StreamingQueryProgress]) -> None:
         """Add the batches of a run, except the first one, which starts the processes of the query."""
-        self.count += len(busy(progress))
+        self.batch_count += len(busy(progress))
         self.batches += [each.durationMs for each in busy(progress)[1:]]
 
-    def p(self, share: float) -> float:
+    def percentile(self, share: float) -> float:
         """Return the time below which a share of the measured batches is."""
         measured = sorted(self.times)
         return float(measured[min(int(len(measured) * share), len(measured) - 1)])
@@ -149,7 +152,7 @@ def source_of(sink: Stream, location: str, files: int) -> Stream:
     """Return the source of the rows that a sink has written."""
     first = sm.load_table(location).snapshots()[1 if files else 0]
     return replace(
-        sink, direction="out", options={"stream-from-timestamp": str(first.timestamp_ms)}, batches=[], count=0
+        sink, direction="out", options={"stream-from-timestamp": str(first.timestamp_ms)}, batches=[], batch_count=0
     )
 
 
@@ -187,6 +190,7 @@ def main(batches: int, files: int, heap: str) -> None:
     for turn in turns:
         for source in sources:
             source.read(spark, min(turn + TURN, count))
+    assert all(source.batch_count >= count for source in sources), [source.batch_count for source in sources]
     measured = []
     for streams in ([sink for sink, _ in tables.values()], sources):
         show(streams, files)
@@ -208,11 +212,11 @@ def show(streams: Sequence[Stream], files: int) -> None:
     shown = RichTable("stream", "batches", "median", "p99", "Iceberg / this: median", "p99", *PHASES, title=title)
     theirs = streams[0]
     for each in streams:
-        median, last = each.p(0.5), each.p(0.99)
+        median, last = each.percentile(0.5), each.percentile(0.99)
         phases = (statistics.median(batch.get(phase, 0) for batch in each.batches[WARM:]) for phase in PHASES)
         shown.add_row(
-            each.name, str(len(each.times)), f"{median:.0f}", f"{last:.0f}", f"{theirs.p(0.5) / median:.2f}",
-            f"{theirs.p(0.99) / last:.2f}", *(f"{phase:.0f}" for phase in phases),
+            each.name, str(len(each.times)), f"{median:.0f}", f"{last:.0f}", f"{theirs.percentile(0.5) / median:.2f}",
+            f"{theirs.percentile(0.99) / last:.2f}", *(f"{phase:.0f}" for phase in phases),
         )  # fmt: skip
     console.print(shown)
 
