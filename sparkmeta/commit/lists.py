@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVE
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
-from sparkmeta.entries.arrays import FILE_COUNTS, sums, whole
+from sparkmeta.entries.arrays import estimated_entry_counts, whole
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
@@ -119,23 +118,22 @@ def merge_bins(manifests: pa.Table, options: ListOptions, most_entries: int | No
     indices: dict[int, list[int]] = {}
     for index, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
         indices.setdefault(spec_id, []).append(index)
-    lengths, target = whole(manifests.column("manifest_length")), options.target_bytes
-    sizes = lengths.to_numpy()
+    sizes, most_manifests = whole(manifests.column("manifest_length")).to_numpy(), len(manifests)
     if most_entries is not None:
-        # Lists of version 1 may lack counts. An entry has about 200 bytes.
-        counts = pc.coalesce(sums(manifests, FILE_COUNTS), pc.divide(lengths, 200))
-        sizes = np.maximum(sizes, counts.to_numpy() * target // most_entries)
-    bins, may_merge = [], True
+        counts = estimated_entry_counts(manifests, "manifest_length").to_numpy()
+        sizes = np.maximum(sizes, counts * options.target_bytes // most_entries)
+        most_manifests = _MOST_MANIFESTS
+    bins = []
     for spec_id in sorted(indices, reverse=True):
-        packs: Iterable[list[int]] = packed(reversed(indices[spec_id]), target, sizes.__getitem__)
-        if most_entries is not None:
-            packs = chain.from_iterable(packed(pack, _MOST_MANIFESTS, lambda _: 1) for pack in packs)
-        for members in (tuple(reversed(pack)) for pack in reversed([*packs])):
+        packs = packed(reversed(indices[spec_id]), options.target_bytes, sizes.__getitem__)
+        from_end = [part for pack in packs for part in packed(pack, most_manifests, lambda _: 1)]
+        for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
             least = options.min_count if 0 in members else 2
-            is_merged = may_merge and len(members) >= max(2, least)
-            may_merge = may_merge and not (is_merged and most_entries is not None)
-            bins.append(Bin(members, is_merged))
-    return bins
+            bins.append(Bin(members, is_merged=len(members) >= max(2, least)))
+    if most_entries is None:
+        return bins
+    newest = next((pack for pack in bins if pack.is_merged), None)
+    return [replace(pack, is_merged=pack is newest) for pack in bins]
 
 
 # -- Write the new files of a commit to Avro manifests ----------------------------------------------------------------

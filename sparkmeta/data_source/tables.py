@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import arrow_schema, spark_schema
 from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.data_source.options import CHANGELOG, ROWS
-from sparkmeta.entries.arrays import FILE_COUNTS, sums
+from sparkmeta.entries.arrays import estimated_entry_counts
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import InvalidArgumentError, shown
@@ -341,10 +340,9 @@ def _ids(listed: pa.Table) -> list[tuple[int, ...]]:
 
 
 def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
-    """Cut manifests into shares of few entries. A manifest without counts has an entry for each 200 bytes."""
-    sized = pc.divide(listed.column(size), 200)
-    entries = pc.fill_null(pc.coalesce(sums(listed, FILE_COUNTS), sized), 0)
-    shares = packed(range(len(listed)), SHARE_ENTRIES, entries.to_pylist().__getitem__)
+    """Cut manifests into shares of few entries."""
+    entries = estimated_entry_counts(listed, size).to_pylist()
+    shares = packed(range(len(listed)), SHARE_ENTRIES, entries.__getitem__)
     return [listed.slice(places[0], len(places)) for places in shares]
 
 

@@ -236,6 +236,8 @@ def is_live_entry() -> Sql:
 LIVE_FILES: Final = ("added_files_count", "existing_files_count")
 LIVE_ROWS: Final = ("added_rows_count", "existing_rows_count")
 FILE_COUNTS: Final = (*LIVE_FILES, "deleted_files_count")
+# Estimated bytes of an entry, for manifests without counts.
+ENTRY_BYTES: Final = 200
 ROW_COUNTS: Final = (*LIVE_ROWS, "deleted_rows_count")
 
 
@@ -289,6 +291,17 @@ def live_count(manifests: pa.Table) -> int | None:
 def entry_count(manifests: pa.Table) -> int | None:
     """Return the total number of entries of manifests; None if one has no counts."""
     return _total(sums(manifests, FILE_COUNTS))
+
+
+def estimated_entry_counts(manifests: pa.Table, size: str) -> pa.Array:
+    """Return the number of entries of each manifest, estimated from its bytes if it has no counts.
+
+    Args:
+        manifests: see `sums`.
+        size: the name of the column with the bytes of manifests; null is taken as 0.
+    """
+    estimates = pc.divide(whole(manifests.column(size)), ENTRY_BYTES)
+    return pc.fill_null(pc.coalesce(sums(manifests, FILE_COUNTS), estimates), 0)
 
 
 def _total(counts: pa.Array) -> int | None:

@@ -20,7 +20,7 @@ from sparkmeta.commit.manifest_tasks import ManifestTasks
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, ListOptions
 from sparkmeta.commit.sorted_manifests import MOST_RANGES, file_count, key_columns, spread, task_reader
-from sparkmeta.entries.arrays import live_count, live_counts
+from sparkmeta.entries.arrays import ENTRY_BYTES, live_count, live_counts
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.operations.table_operations import TableT
@@ -183,10 +183,6 @@ def total_bytes(manifests: pa.Table) -> int:
 # -- The Spark jobs that rewrite a group of Avro manifests ------------------------------------------------------------
 
 
-# Estimated bytes of an entry, for manifests without counts.
-_ENTRY_BYTES = 200
-
-
 def write_group(state: TableState, group: ManifestGroup, options: ManifestRewriteOptions, name: str) -> pa.Table:
     """Write the live entries of a group to new manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
 
@@ -208,7 +204,7 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     units = spread(state.spark, parts, total_bytes(group.manifests))
     entries = state.live_entries(group.manifests, state.projection(("version_info",)))
     live_total = live_count(group.manifests)
-    about = total_bytes(group.manifests) // _ENTRY_BYTES if live_total is None else live_total
+    about = total_bytes(group.manifests) // ENTRY_BYTES if live_total is None else live_total
     ranges = min(group.parts, MOST_RANGES)
     with translated_errors():
         written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
