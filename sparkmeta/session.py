@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
-from sparkmeta.errors import SessionError, UnsupportedError
+from sparkmeta.errors import SessionError, SparkmetaError, UnsupportedError
 from sparkmeta.java import spark_java_home
 from sparkmeta.settings import Settings, environment_conf, is_unavailable, setting, settings
 
@@ -468,10 +468,24 @@ class TaskFunction:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batches, names = map(_with_offsets, batches), self.names
         yield from self.function(batches if names is None else (batch.rename_columns(names) for batch in batches))
-        skip_upkeep()
+        _skip_upkeep()
 
 
-def skip_upkeep() -> None:
+@contextmanager
+def worker_call() -> Iterator[None]:
+    """Run a call of Spark in its Python worker.
+
+    Errors of sparkmeta are raised without the calls that led to them, since Spark prints these before the error. After
+    a call without an error, the worker skips work that PySpark does between tasks.
+    """
+    try:
+        yield
+    except SparkmetaError as error:
+        raise error.with_traceback(None) from None
+    _skip_upkeep()
+
+
+def _skip_upkeep() -> None:
     """Make this Python worker skip work that PySpark does between tasks."""
     _exempt_modules()
     _exempt_archives()

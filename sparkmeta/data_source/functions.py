@@ -19,12 +19,13 @@ from pyspark.sql.types import BooleanType, MapType, StringType, StructType
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
 from sparkmeta.data_source.changes import read_of
-from sparkmeta.data_source.options import CHANGELOG, ReadOptions, worker_call
+from sparkmeta.data_source.options import CHANGELOG, ReadOptions
 from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.manifests.placement import ManifestLoad
+from sparkmeta.session import worker_call
 from sparkmeta.text import byte_size
 
 if TYPE_CHECKING:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SparkmetaError, shown
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, shown
 from sparkmeta.operations.metadata_files import is_metadata_file
-from sparkmeta.session import NoSession, skip_upkeep
+from sparkmeta.session import NoSession
 from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.files import IOFiles, warehouse_io
 from sparkmeta.storage.location import absolute, is_local
 from sparkmeta.table import open_location, open_metadata, open_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
 
     from sparkmeta.catalog import Catalog
@@ -197,20 +196,6 @@ class ReadOptions(SourceOptions):
                 )
             return name
         return self.ref
-
-
-@contextmanager
-def worker_call() -> Iterator[None]:
-    """Run a call of Spark in its Python worker.
-
-    Errors of sparkmeta are raised without the calls that led to them, since Spark prints these before the error. After
-    a call without an error, the worker skips work that PySpark does between tasks.
-    """
-    try:
-        yield
-    except SparkmetaError as error:
-        raise error.with_traceback(None) from None
-    skip_upkeep()
 
 
 def _allowed(name: str, text: str, rule: Rule | None) -> str:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.changes import ChangelogRead, read_of
-from sparkmeta.data_source.options import ReadOptions, worker_call
+from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.stream import StreamOptions, StreamReader
 from sparkmeta.data_source.tables import Opened, RowsRead, refuse_misfits, spark_batches
 from sparkmeta.data_source.writers import BatchWriter, StreamWriter
+from sparkmeta.session import worker_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

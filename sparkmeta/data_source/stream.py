@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.changes import ChangePlans, SnapshotStep
-from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, whole, worker_call
+from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
     InvalidArgumentError,
@@ -33,6 +33,7 @@ from sparkmeta.errors import (
 from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.rows.changed_files import APPEND
 from sparkmeta.rows.changelog import REPLACE
+from sparkmeta.session import worker_call
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.options import worker_call
+from sparkmeta.session import worker_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
