@@ -50,7 +50,7 @@ def progress(doing: str, sessions: SessionSource | None = None, *, on_terminal: 
     """
     display, line, is_new = _line(doing, on_terminal)
     try:
-        with _hearing_of_tasks(line, sessions) if display is not None else nullcontext():
+        with _recording_tasks(line, sessions) if display is not None else nullcontext():
             yield line
     finally:
         if display is not None and is_new:
@@ -110,7 +110,7 @@ class Line:
 
 
 @contextmanager
-def _hearing_of_tasks(line: Line, sessions: SessionSource | None) -> Iterator[None]:
+def _recording_tasks(line: Line, sessions: SessionSource | None) -> Iterator[None]:
     session = None
     with suppress(SessionError):
         session = None if sessions is None else sessions.running()
@@ -154,7 +154,7 @@ class _Display:
         while not self._ended.is_set():
             grid, lines = Table.grid(padding=(0, 1)), [*self.lines]
             for line in lines:
-                # Each line hears of all tasks, but they belong to the innermost line.
+                # Each line records all tasks, but they belong to the innermost line.
                 tasks = line.tasks if line is lines[-1] else None
                 done, total = (line.done, line.total) if line.total is not None or tasks is None else tasks
                 counts = "" if total is None else f"{done:,} of {total:,}{'' if line.total is not None else ' tasks'}"

@@ -112,8 +112,7 @@ class FileCounts(NamedTuple):
 def count_files(files: Relation) -> FileCounts:
     """Count files, rows of `UNREACHABLE`. For many, runs a job."""
     counts = {"files": sql.call("sum", 1), "bytes": sql.call("sum", sql.col("length"))}
-    by_content = [sql.col("content").alias("content")]
-    counted = grouped(files, by_content, sql.named(counts))
+    counted = grouped(files, sql.columns("content"), sql.named(counts))
     # Without checkpoints, the job also computes which files these are.
     with translated_errors():
         listed = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()

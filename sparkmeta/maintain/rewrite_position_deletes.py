@@ -499,12 +499,11 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
             "bytes": sql.call("sum", size),
         }
         is_vector = _IS_VECTOR.alias("is_vector")
-        aggregates = sql.named(of_file)
-        by_file = grouped(self._rewrite.entries, [is_vector, sql.col("location").alias("location")], aggregates)
+        by_file = grouped(self._rewrite.entries, [is_vector, *sql.columns("location")], sql.named(of_file))
         entries = sql.col("entries")
         figures = {
             "position_delete_files": sql.call("sum", sql.when(sql.col("is_vector"), 0).otherwise(entries)),
-            "puffin_files": sql.call("sum", sql.when(sql.col("is_vector"), 1).otherwise(0)),
+            "puffin_files": sql.count_if(sql.col("is_vector")),
             "deletion_vectors": sql.call("sum", sql.when(sql.col("is_vector"), entries).otherwise(0)),
             "records": sql.call("sum", sql.col("records")),
             "bytes": sql.call("sum", sql.col("bytes")),
