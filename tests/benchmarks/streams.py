@@ -14,7 +14,7 @@ import shutil
 import statistics
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -55,6 +55,7 @@ class Stream:
         direction: `in` or `out`.
         name: its name in the report.
         target: the table, as its format takes it.
+        location: the location of the table.
         folder: has the checkpoint.
         options: options of a source.
         batches: the milliseconds of batches by Spark's phases, without the first batch after each start.
@@ -64,6 +65,7 @@ class Stream:
     direction: str
     name: str
     target: str
+    location: str
     folder: Path
     options: dict[str, str] = field(default_factory=dict)
     batches: list[dict[str, int]] = field(default_factory=list)
@@ -131,9 +133,9 @@ def add_files(table: sm.Table, count: int) -> None:
             tx.update_snapshot().append(pa.table(files | numbers))
 
 
-def sinks(spark: SparkSession, folder: Path, files: int) -> dict[str, tuple[Stream, str]]:
-    """Create the tables. Return their sinks and locations by their names."""
-    sinks = {}
+def new_sinks(spark: SparkSession, folder: Path, files: int) -> list[Stream]:
+    """Create the tables, and return their sinks, Iceberg's first."""
+    sinks = []
     for name in ("Iceberg, v3", "sparkmeta, v3", "sparkmeta, tree"):
         shop = Workshop(Java(spark), f"s{uuid.uuid4().hex[:8]}", catalog_name="bench")
         shop.create(COLUMNS, version=3)
@@ -144,24 +146,23 @@ def sinks(spark: SparkSession, folder: Path, files: int) -> dict[str, tuple[Stre
             table = catalog.create_table("db.tree", table.schema(), format_version=4, spark=spark)
         add_files(table, files)
         target = shop.sql_name.replace("`", "") if name.startswith("Iceberg") else table.location()
-        sinks[name] = Stream("in", name, target, folder), table.location()
+        sinks.append(Stream("in", name, target, table.location(), folder))
     return sinks
 
 
-def source_of(sink: Stream, location: str, files: int) -> Stream:
+def source_of(sink: Stream, files: int) -> Stream:
     """Return the source of the rows that a sink has written."""
-    first = sm.load_table(location).snapshots()[1 if files else 0]
-    return replace(
-        sink, direction="out", options={"stream-from-timestamp": str(first.timestamp_ms)}, batches=[], batch_count=0
-    )
+    first = sm.load_table(sink.location).snapshots()[1 if files else 0]
+    options = {"stream-from-timestamp": str(first.timestamp_ms)}
+    return Stream("out", sink.name, sink.target, sink.location, sink.folder, options)
 
 
-def require_equal_rows(locations: Iterable[str], rows: int) -> None:
+def require_equal_rows(sinks: Iterable[Stream], rows: int) -> None:
     """Compare what the streams have written; made-up files can't be read."""
-    for location in locations:
-        live = sm.load_table(location).inspect.arrow.data_files()
+    for sink in sinks:
+        live = sm.load_table(sink.location).inspect.arrow.data_files()
         counts = zip(live.column("file_path").to_pylist(), live.column("record_count").to_pylist(), strict=True)
-        assert sum(count for path, count in counts if "made-up" not in path) == rows, location
+        assert sum(count for path, count in counts if "made-up" not in path) == rows, sink.name
 
 
 @click.command()
@@ -175,7 +176,7 @@ def main(batches: int, files: int, heap: str) -> None:
     sm.register(spark)
     incoming = folder / "source"
     incoming.mkdir(parents=True)
-    tables, count = sinks(spark, folder, files), batches + WARM
+    sinks, count = new_sinks(spark, folder, files), batches + WARM
     turns = range(0, count, TURN)
     for turn in turns:
         for number in range(turn, min(turn + TURN, count)):
@@ -183,16 +184,16 @@ def main(batches: int, files: int, heap: str) -> None:
             path = incoming / f"{number:06}.parquet"
             pq.write_table(rows, path)
             os.utime(path, (1_700_000_000 + number,) * 2)
-        for sink, _ in tables.values():
+        for sink in sinks:
             sink.write(spark, incoming)
-    require_equal_rows((location for _, location in tables.values()), count * ROWS)
-    sources = [source_of(sink, location, files) for sink, location in tables.values()]
+    require_equal_rows(sinks, count * ROWS)
+    sources = [source_of(sink, files) for sink in sinks]
     for turn in turns:
         for source in sources:
             source.read(spark, min(turn + TURN, count))
     assert all(source.batch_count >= count for source in sources), [source.batch_count for source in sources]
     measured = []
-    for streams in ([sink for sink, _ in tables.values()], sources):
+    for streams in (sinks, sources):
         show(streams, files)
         measured += [
             Measured(f"{files} files", f"{ROWS} rows {each.direction}", ROWS, each.name, _seconds(each), [])
