@@ -128,10 +128,11 @@ oldest-env: ## Create the environment of PySpark 4.0
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		'.[test]' 'pyspark==4.0.*'
 
-check: setup ## Run ruff and mypy
+check: setup ## Run ruff and mypy, and compare the figures of the source with the recorded ones
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	$(PY) -m tests.house
 
 notebooks: setup ## Run the notebooks, and store their outputs in them
 	$(PY) -m tests.store_outputs
