@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
+    from sparkmeta.changes.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.commit.compaction import CompactionPlan, CompactionSummary
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.table_statistics import TableStatsPlan, TableStatsSummary
     from sparkmeta.maintain.upgrade import UndoUpgradePlan, UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
-    from sparkmeta.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.scan import Scan
     from sparkmeta.service.access import ServeOptions
     from sparkmeta.service.server import Service, serve
@@ -141,7 +141,7 @@ __all__ = [
 # The modules of the names that are not errors.
 _HOMES = {
     "Catalog": "catalog",
-    "ChangelogScan": "range_scan",
+    "ChangelogScan": "changes.range_scan",
     "CompactionPlan": "commit.compaction",
     "CompactionSummary": "commit.compaction",
     "DataSource": "data_source.source",
@@ -149,7 +149,7 @@ _HOMES = {
     "DowngradeSummary": "maintain.downgrade",
     "Drawing": "inspect.draw",
     "HealthReport": "maintain.health",
-    "IncrementalScan": "range_scan",
+    "IncrementalScan": "changes.range_scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",

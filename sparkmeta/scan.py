@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.rows.read import RowScan
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
-    from sparkmeta.state import TableState
 
 ALL_FIELDS = ("*",)
 # The limits of a DataFrame.
@@ -620,7 +620,7 @@ class Scan:
     @plans
     def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
-        from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
+        from sparkmeta.service.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
 
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
@@ -637,7 +637,7 @@ class Scan:
             InvalidFilterError: the table has no such column.
             ValidationError: `names` is not a collection of strings.
         """
-        from sparkmeta.plan.rest_tasks import stats_ids_of
+        from sparkmeta.service.rest_tasks import stats_ids_of
 
         NAMES.check("stats_fields", names)
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)

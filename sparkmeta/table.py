@@ -21,10 +21,10 @@ from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, Sta
 from sparkmeta.reports import Reports
 from sparkmeta.session import SessionSource
 from sparkmeta.settings import iceberg_catalogs
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.stream_epochs import earlier_epoch
 from sparkmeta.spec.summary import last_version, summary_of
-from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import absolute
 from sparkmeta.write.changes import RequestedChange, RowChanges
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.changes.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect.draw import Drawing
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from sparkmeta.inspect.metadata_rows import MetadataRows
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
-    from sparkmeta.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.reports import ReportedCatalog
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
@@ -109,7 +109,7 @@ class Table(BaseTable, RowChanges):
                 for the whole history.
             to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
         """
-        from sparkmeta.range_scan import IncrementalScan
+        from sparkmeta.changes.range_scan import IncrementalScan
         from sparkmeta.scan import Scan
 
         return IncrementalScan(Scan(self.state), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
@@ -142,7 +142,7 @@ class Table(BaseTable, RowChanges):
         Raises:
             ValidationError: updates are requested together with net changes, or without identifier columns.
         """
-        from sparkmeta.range_scan import changelog_scan
+        from sparkmeta.changes.range_scan import changelog_scan
         from sparkmeta.scan import Scan
 
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
@@ -195,7 +195,7 @@ class Table(BaseTable, RowChanges):
             NotFoundError: when the DataFrame runs with added_positions: a replaced deletion vector is gone, as after
                 the expiry of the snapshot before.
         """
-        from sparkmeta.inspect.file_changes import file_changes
+        from sparkmeta.changes.file_changes import file_changes
 
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)

@@ -227,7 +227,7 @@ def test_a_table_that_a_server_does_not_see(
     schema = Schema(NestedField(1, "id", LongType()))
     table = catalog.create_table("db.free", schema)
     given = catalog.create_table("db.given", schema, spark=spark)
-    monkeypatch.setattr("sparkmeta.state.is_connect", lambda _: True)
+    monkeypatch.setattr("sparkmeta.snapshot.state.is_connect", lambda _: True)
     monkeypatch.setattr("sparkmeta.storage.files.shares_disk", lambda *_: False)
     for use in (lambda: table.scan().plan_files(), table.inspect.refs):
         with pytest.raises(SessionError, match=r"^.*db/free: it was opened on this machine .*: load the table again$"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from sparkmeta.checks import NAME, Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
-from sparkmeta.commit.tally import Tally
+from sparkmeta.entries.tally import Tally
 from sparkmeta.errors import (
     CommitConflictError,
     CommitFailedError,
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.metadata_model import Summary
-    from sparkmeta.state import TableState
 
 
 # -- Attempts on the newest version of a table ------------------------------------------------------------------------

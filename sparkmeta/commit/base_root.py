@@ -20,7 +20,7 @@ from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Count the files and rows of manifests ----------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from sparkmeta.spec.entry import ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 
 # -- The options of a compaction --------------------------------------------------------------------------------------

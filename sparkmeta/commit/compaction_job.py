@@ -45,9 +45,9 @@ from sparkmeta.commit.next_root import (
     same_manifest_dv,
     without_owners,
 )
-from sparkmeta.commit.sorted_manifests import sampled_bounds, sorted_among_tasks, spread, task_reader
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
+from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread, task_reader
 from sparkmeta.manifests.v4.root import Root, version
 from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves
 from sparkmeta.progress import tracked
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.compaction_groups import CompactionGroups
     from sparkmeta.manifests.v4.convert import Adoption
     from sparkmeta.manifests.v4.write import LeafFormat
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
 

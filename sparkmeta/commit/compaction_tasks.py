@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import restamped
-from sparkmeta.commit.sorted_manifests import combined, cut, ordered, packed, range_tables, task_rows
 from sparkmeta.entries.arrays import is_live, kept_rows
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
@@ -23,6 +22,7 @@ from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
+from sparkmeta.manifests.sorted_manifests import combined, cut, ordered, packed, range_tables, task_rows
 from sparkmeta.manifests.v4.convert import Adoption, conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema

@@ -12,13 +12,24 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import in_partitions, replaced_partitions
 from sparkmeta.commit.relation import first, has_rows, is_kind, repeated, select, some_columns
 from sparkmeta.commit.removed_files import without
-from sparkmeta.commit.search import (
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import frame_of, matching, names, union, where
+from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.manifests.v4.root import one_of as of_kinds
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.groups import DeleteEntries
+from sparkmeta.plan.deletes.rules import is_dv, is_global_delete
+from sparkmeta.plan.filter import DELETES, ScanFilter, stats_match, tuple_matches
+from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.snapshot.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
     live_entries,
@@ -28,17 +39,6 @@ from sparkmeta.commit.search import (
     root_manifests,
     search_all,
 )
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import frame_of, matching, names, union, where
-from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
-from sparkmeta.manifests.v4.root import one_of as of_kinds
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.deletes.attach import attach_deletes
-from sparkmeta.plan.deletes.groups import DeleteEntries
-from sparkmeta.plan.deletes.rules import is_dv, is_global_delete
-from sparkmeta.plan.filter import DELETES, ScanFilter, stats_match, tuple_matches
-from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.reading import location_key
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
-    from sparkmeta.state import TableState
 
 
 # -- Relevant changes of other commits --------------------------------------------------------------------------------

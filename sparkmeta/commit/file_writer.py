@@ -48,22 +48,22 @@ from sparkmeta.commit.new_files import (
 )
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
 from sparkmeta.commit.relation import few, some_columns
-from sparkmeta.commit.search import new_entries
-from sparkmeta.commit.sorted_manifests import (
+from sparkmeta.commit.vector_targets import find_targets
+from sparkmeta.entries import relation
+from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
+from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.manifests.sorted_manifests import (
     SortedManifests,
     file_count,
     key_schema,
     range_count,
 )
-from sparkmeta.commit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
-from sparkmeta.commit.vector_targets import find_targets
-from sparkmeta.entries import relation
-from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of
-from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.snapshot.search import new_entries
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from sparkmeta.commit.new_snapshot import SnapshotNames
     from sparkmeta.commit.options import TreeOptions
     from sparkmeta.commit.removed_files import Searches
-    from sparkmeta.commit.tally import PartitionKey
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.entries.tally import PartitionKey
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Entries of new files for a tree ----------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from sparkmeta.entries.records import map_type
 from sparkmeta.entries.relation import Relation, names, select
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.operations.table_operations import BaseTable
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.locations import LOCAL
-from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

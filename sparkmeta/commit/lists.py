@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list, write_manifest_list
 from sparkmeta.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties, write_manifest
 from sparkmeta.commit.base_root import with_counts
-from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
 from sparkmeta.entries.arrays import estimated_entry_counts, whole
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
+from sparkmeta.manifests.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
 from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import map_arrow, map_on_driver
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
@@ -31,9 +31,9 @@ from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import Summary
-    from sparkmeta.state import TableState
 
 
 # -- Choose the format of a table's new Avro manifests ----------------------------------------------------------------

@@ -9,6 +9,7 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update.snapshot import ManageSnapshots as IcebergManageSnapshots
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.file_changes import ADDED, CHANGE_TYPE, REMOVED, file_changes
 from sparkmeta.checks import NAME
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.new_snapshot import branch_head, branch_update
@@ -16,7 +17,6 @@ from sparkmeta.commit.removed_files import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import PUBLISHED_WAP_ID, WAP_ID, WriteTarget, staged_snapshots, wap_ids
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
-from sparkmeta.inspect.file_changes import ADDED, CHANGE_TYPE, REMOVED, file_changes
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 from sparkmeta.spec.summary import recorded, recording_properties, summary_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_snapshot import SnapshotNames
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
-    from sparkmeta.state import TableState
 
 SOURCE_SNAPSHOT = "source-snapshot-id"
 _REPLACE_PARTITIONS = "replace-partitions"

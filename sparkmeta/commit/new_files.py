@@ -17,21 +17,21 @@ from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
 from sparkmeta.commit.relation import few_or_many, first, is_few, some_columns
-from sparkmeta.commit.search import (
+from sparkmeta.entries.arrays import entry_count, identities, whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.tally import Tally
+from sparkmeta.manifests.v4.root import one_of
+from sparkmeta.manifests.v4.spark import entry_columns
+from sparkmeta.plan.deletes.rules import partition_key
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.snapshot.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
     leaves_sharing_partitions,
     manifests_sharing_partitions,
     new_entries,
 )
-from sparkmeta.commit.tally import Tally
-from sparkmeta.entries.arrays import entry_count, identities, whole
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of
-from sparkmeta.manifests.v4.root import one_of
-from sparkmeta.manifests.v4.spark import entry_columns
-from sparkmeta.plan.deletes.rules import partition_key
-from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.tally import PartitionKey
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.entries.tally import PartitionKey
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Converters of a table's new files to entries ---------------------------------------------------------------------

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkmeta.commit.base_root import BaseRoot
-    from sparkmeta.commit.tally import Tally
+    from sparkmeta.entries.tally import Tally
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import Summary
-    from sparkmeta.state import TableState
 
 
 # -- The summary of a snapshot ----------------------------------------------------------------------------------------

@@ -22,29 +22,29 @@ from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimit
 from sparkmeta.commit.compaction_job import RewriteJob
 from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.lists import manifest_format
-from sparkmeta.commit.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.commit.sorted_manifests import file_count, packed, spread, task_reader
-from sparkmeta.commit.tally import KindCount, Tally
 from sparkmeta.entries.arrays import live_counts
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
+from sparkmeta.entries.tally import KindCount, Tally
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
+from sparkmeta.manifests.sorted_manifests import file_count, packed, spread, task_reader
 from sparkmeta.manifests.v4.convert import Adoption, TableMatch
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import OLDER_DV
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
 from sparkmeta.spec.upgrade import upgrade_metadata
-from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec

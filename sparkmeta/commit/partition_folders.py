@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.partitioning import PartitionSpec
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 NULL_FOLDERS = ("null", "__HIVE_DEFAULT_PARTITION__")
 """The names of folders with null values."""

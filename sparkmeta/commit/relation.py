@@ -18,8 +18,8 @@ from sparkmeta.session import materialize
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.entry import ContentType
-    from sparkmeta.state import TableState
 
 
 # Maximum number of files that are collected on the driver.

@@ -36,7 +36,18 @@ from sparkmeta.commit.relation import (
     some_columns,
     union,
 )
-from sparkmeta.commit.search import (
+from sparkmeta.entries import relation
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.relation import computed, frame_of, matching, where, with_columns
+from sparkmeta.entries.tally import KindCount, Tally, sums_by_kind, tally_of
+from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
+from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
+from sparkmeta.plan.prune import live_manifests, matching_manifests
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.snapshot.search import (
     SEARCH_COLUMNS,
     Candidates,
     FileName,
@@ -51,17 +62,6 @@ from sparkmeta.commit.search import (
     rows_by_manifest,
     search_all,
 )
-from sparkmeta.commit.tally import KindCount, Tally, sums_by_kind, tally_of
-from sparkmeta.entries import relation
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.entries.relation import computed, frame_of, matching, where, with_columns
-from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
-from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
-from sparkmeta.plan.prune import live_manifests, matching_manifests
-from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 
 # The name of a file in a search -> in entries.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
+from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import FLAG, WHOLE, is_whole
 from sparkmeta.columns import sql
 from sparkmeta.commit.conflicts import (
@@ -46,15 +47,14 @@ from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.commit.write_target import WAP_ID
 from sparkmeta.entries.relation import where, with_columns
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
-from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.operations.table_operations import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
 from sparkmeta.spec.stream_epochs import earlier_repetition, with_epoch
 from sparkmeta.spec.summary import STREAM
-from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

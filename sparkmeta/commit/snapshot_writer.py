@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from sparkmeta.commit.compaction_job import Rewritten
     from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import Summary
-    from sparkmeta.state import TableState
 
 
 # -- `SnapshotWriter`, the protocol of both writers -------------------------------------------------------------------

@@ -35,8 +35,8 @@ from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.state import TableState
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,19 @@ from sparkmeta.commit.removed_files import (
     removal_of,
     without,
 )
-from sparkmeta.commit.search import (
+from sparkmeta.entries import evaluate
+from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.entries.relation import beside, computed, frame_of, matching, where
+from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.sorted_manifests import task_rows
+from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.groups import DeleteEntries
+from sparkmeta.plan.filter import DELETES
+from sparkmeta.rows.delete_rows import deleted_positions
+from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
+from sparkmeta.snapshot.search import (
     SEARCH_COLUMNS,
     FileName,
     leaves_of_partitions,
@@ -41,18 +53,6 @@ from sparkmeta.commit.search import (
     root_manifests,
     search_all,
 )
-from sparkmeta.commit.sorted_manifests import task_rows
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.projection import MANIFEST, PARTITION
-from sparkmeta.entries.relation import beside, computed, frame_of, matching, where
-from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
-from sparkmeta.inspect.tasks import deleted_positions
-from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
-from sparkmeta.plan.deletes.attach import attach_deletes
-from sparkmeta.plan.deletes.groups import DeleteEntries
-from sparkmeta.plan.filter import DELETES
-from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.locations import Locations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
 

@@ -21,8 +21,8 @@ from sparkmeta.spec.table_properties import flag_property
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.state import TableState
 
 WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
 _ENABLED = "write.wap.enabled"

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.commit.sorted_manifests import packed
+from sparkmeta.changes.changed_files import APPEND
+from sparkmeta.changes.changelog import REPLACE, refuse_change_columns
+from sparkmeta.changes.file_changes import snapshots_between
+from sparkmeta.changes.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.options import CHANGELOG, whole
 from sparkmeta.data_source.tables import Read
 from sparkmeta.errors import InvalidArgumentError
-from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.reports import ScanResult
 from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type
-from sparkmeta.rows.changed_files import APPEND
-from sparkmeta.rows.changelog import REPLACE, refuse_change_columns
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
-from sparkmeta.rows.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql.types import StructType
 
+    from sparkmeta.changes.snapshot_changes import Parts, SnapshotChanges
     from sparkmeta.data_source.options import ReadOptions
-    from sparkmeta.rows.snapshot_changes import Parts, SnapshotChanges
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog
     from sparkmeta.checks import Rule
     from sparkmeta.scan import Scan
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.table import Table
 
 ROWS: Final = "rows"

@@ -28,8 +28,8 @@ from sparkmeta.errors import (
     shown,
 )
 from sparkmeta.session import NoSession, TaskFunction
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.summary import EPOCH, STREAM, summary_properties
-from sparkmeta.state import TableState
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.writing import discard
 from sparkmeta.write.changes import WrittenRows

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
+from sparkmeta.changes.changed_files import APPEND
+from sparkmeta.changes.changelog import REPLACE
+from sparkmeta.changes.file_changes import snapshots_between
 from sparkmeta.data_source.changes import ChangePlans, SnapshotStep
 from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
@@ -30,9 +33,6 @@ from sparkmeta.errors import (
     first_line,
     shown,
 )
-from sparkmeta.inspect.file_changes import snapshots_between
-from sparkmeta.rows.changed_files import APPEND
-from sparkmeta.rows.changelog import REPLACE
 from sparkmeta.session import worker_call
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from sparkmeta.changes.snapshot_changes import SnapshotChanges
     from sparkmeta.data_source.options import Catalogs
-    from sparkmeta.rows.snapshot_changes import SnapshotChanges
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
 

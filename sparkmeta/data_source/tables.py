@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import arrow_schema, spark_schema
-from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.data_source.options import CHANGELOG, ROWS
 from sparkmeta.entries.arrays import estimated_entry_counts
 from sparkmeta.entries.evaluate import typed
@@ -28,6 +27,7 @@ from sparkmeta.inspect.manifests import manifests
 from sparkmeta.inspect.partition_statistics import statistics_type
 from sparkmeta.inspect.position_deletes import position_deletes_type
 from sparkmeta.manifests.placement import MOST_ENTRIES
+from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkmeta.data_source.options import ReadOptions
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.table import Table
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.arrow_types import spark_schema
+from sparkmeta.changes.file_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import inverted, known_bounds
 from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry, whole, with_plain_types
@@ -42,7 +43,6 @@ from sparkmeta.inspect.check_tasks import (
     shown_value,
     violation,
 )
-from sparkmeta.inspect.file_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.inspect.metadata_rows import MetadataRows
 from sparkmeta.manifests.deletion_vectors import (
     DV_SCHEMA,
@@ -73,7 +73,7 @@ from sparkmeta.storage.reading import with_content
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- What `check` examines in a tree ----------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from sparkmeta.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
-    from sparkmeta.state import TableState
     from sparkmeta.storage.files import Files
 
 

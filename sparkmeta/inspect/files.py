@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- `readable_metrics` -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.spec.metadata import ancestors_of
 
 if TYPE_CHECKING:
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 TIMESTAMPTZ = pa.timestamp("us", "UTC")
 

@@ -21,7 +21,7 @@ from sparkmeta.spec.metadata import MAIN, snapshot_of
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 Columns = Sequence[str] | None
 

@@ -26,7 +26,7 @@ from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 def manifests(state: TableState) -> MetadataRows:

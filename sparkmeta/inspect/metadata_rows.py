@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
 

@@ -16,14 +16,14 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
 from sparkmeta.inspect.position_deletes import row_field
-from sparkmeta.inspect.tasks import StatisticsRows
+from sparkmeta.rows.delete_rows import StatisticsRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import PartitionStatisticsFile
-    from sparkmeta.state import TableState
 
 
 DV_COUNT = "dv_count"

@@ -16,16 +16,16 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.entries.arrays import entry_count, is_live_entry
 from sparkmeta.entries.relation import grouped, where
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_entries, read_files, read_on_driver
-from sparkmeta.inspect.tasks import DeleteRows, RowField
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.plan.prune import live_manifests
+from sparkmeta.rows.delete_rows import DeleteRows, RowField
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 _COLUMNS = (
     "version_info",

@@ -16,8 +16,8 @@ from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
 from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.commit.removed_files import Removal, removal_of
-from sparkmeta.commit.tally import KindCount
 from sparkmeta.entries.relation import frame_of, select
+from sparkmeta.entries.tally import KindCount
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import DV_COLUMNS
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
 """The columns of delete entries that `public_rows` shows."""

@@ -20,11 +20,11 @@ from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.lists import list_properties, manifest_format, stamped, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.commit.sorted_manifests import EntryTasks, file_count, key_columns, range_count, task_reader
 from sparkmeta.entries.arrays import live_count, whole
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.rewrite_manifests import CONTENTS
+from sparkmeta.manifests.sorted_manifests import EntryTasks, file_count, key_columns, range_count, task_reader
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.plan.prune import live_files
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.manifests.v4.tree_manifests import Tree
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import TableMetadataV4
-    from sparkmeta.state import TableState
 
 
 # -- Choose the manifests of a downgrade ------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.checks import Options, Rule, at_least, one_of, option
 from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
-from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.history import snapshots as snapshot_rows
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.progress import planning
 from sparkmeta.session import local_frame
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 
 # -- The options of `Maintenance.expire_snapshots` --------------------------------------------------------------------

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 # Shares of the target size.
 _LEAST, _MOST = 0.75, 1.8

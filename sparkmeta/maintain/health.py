@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.health_findings import HealthOptions
     from sparkmeta.maintain.health_measures import PartitionFigures
     from sparkmeta.operations.table_operations import BaseTable
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from sparkmeta.maintain.rewrite_manifests import ManifestGroup
     from sparkmeta.operations.table_operations import BaseTable
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 @dataclass(frozen=True)

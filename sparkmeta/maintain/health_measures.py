@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
     from sparkmeta.maintain.file_groups import FileSizes
     from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 DIGEST, INVERTED = "metrics", "inverted"
 METRICS_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")

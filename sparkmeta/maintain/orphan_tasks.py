@@ -17,10 +17,10 @@ from pyspark.sql import types as T
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.relation import FEW_FILES, first, is_few, some_columns
-from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.entries.relation import computed, grouped, head, mapped, matching, union, where, with_columns
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
 from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize, read_tasks
 from sparkmeta.storage.content import read_ahead
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.operations.table_operations import BaseTable
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Compare locations of files (semantics 14.3) ----------------------------------------------------------------------

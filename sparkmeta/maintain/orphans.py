@@ -17,7 +17,6 @@ from sparkmeta.checks import Options, Rule, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import Plan, PlanSummary
 from sparkmeta.commit.relation import first, some_columns
-from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries import relation
 from sparkmeta.entries.relation import (
     collected,
@@ -48,6 +47,7 @@ from sparkmeta.maintain.orphan_tasks import (
 )
 from sparkmeta.maintain.reachable import count_files, reachable_paths
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.progress import planning
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.operations.table_operations import BaseTable
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- The options of `Maintenance.remove_orphan_files` -----------------------------------------------------------------

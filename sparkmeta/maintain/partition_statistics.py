@@ -14,12 +14,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.checks import option
 from sparkmeta.commit.attempts import SnapshotPlanSummary
-from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
-from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.inspect.files import refuse_unknown_transforms
 from sparkmeta.inspect.partition_statistics import rows_of_file, statistics_file, statistics_schema
 from sparkmeta.maintain.partition_statistics_tasks import (
@@ -33,6 +32,7 @@ from sparkmeta.maintain.partition_statistics_tasks import (
 )
 from sparkmeta.maintain.rewrite_manifests import public_manifests
 from sparkmeta.maintain.table_statistics import SnapshotOptions, StatisticsPlan, state_of
+from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.avro_name import avro_name
@@ -44,8 +44,8 @@ from sparkmeta.storage.files import executor_writer
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
-    from sparkmeta.state import TableState
 
 
 # -- The rows of a partition statistics file --------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns import sql
 from sparkmeta.commit.relation import first
-from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.relation import computed, frame_of, grouped, matching, select, union, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.manifests import driver_reads_lists
@@ -33,6 +32,7 @@ from sparkmeta.maintain.reachable_tasks import (
     listed_manifests,
 )
 from sparkmeta.manifests.placement import MOST_ENTRIES
+from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.state import TableState
 
 
 #     SELECT content, path, max(length) FROM

@@ -32,7 +32,7 @@ from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
 
 

@@ -20,12 +20,12 @@ from sparkmeta.commit.attempts import BranchOptions, RewritePlan, SnapshotPlanSu
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
+from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.progress import planning, tracked
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.state import TableState
 
 
 # -- Write the rows of groups of data files to new files --------------------------------------------------------------

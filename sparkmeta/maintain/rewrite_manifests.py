@@ -16,13 +16,13 @@ from sparkmeta.checks import Rule, is_whole, names_of, option
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
-from sparkmeta.commit.manifest_tasks import ManifestTasks
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, ListOptions
-from sparkmeta.commit.sorted_manifests import MOST_RANGES, file_count, key_columns, spread, task_reader
 from sparkmeta.entries.arrays import ENTRY_BYTES, live_count, live_counts
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.manifests.manifest_tasks import ManifestTasks
+from sparkmeta.manifests.sorted_manifests import MOST_RANGES, file_count, key_columns, spread, task_reader
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
@@ -35,8 +35,8 @@ from sparkmeta.spec.summary import summary_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "deletes"}
 

@@ -12,6 +12,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import at_least, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
@@ -24,15 +25,14 @@ from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
 from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.arrays import entry_count, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.relation import Rows, frame_of, grouped, matching, select, totals, union, where
 from sparkmeta.errors import CommitConflictError, translated_errors
-from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
 from sparkmeta.maintain.file_groups import FileSizes
+from sparkmeta.manifests.sorted_manifests import most_tasks, task_reader
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
     from sparkmeta.write.delete_tasks import WriteTasks
 
 

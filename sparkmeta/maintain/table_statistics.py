@@ -12,6 +12,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 from pyiceberg.types import PrimitiveType
 
+from sparkmeta.changes.changelog import fields_of_rows
 from sparkmeta.checks import Options, Rule, are_texts, option
 from sparkmeta.commit.attempts import SnapshotPlan, SnapshotPlanSummary, commit_steps
 from sparkmeta.errors import (
@@ -29,7 +30,6 @@ from sparkmeta.plan.files import count_files, plan_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.progress import planning
-from sparkmeta.rows.changelog import fields_of_rows
 from sparkmeta.rows.read import RowScan, read_rows
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.metadata import refuse_encrypted, snapshot_of
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.state import TableState
 
 
 # -- Register a snapshot's statistics file ----------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import undo_upgrade, upgrade_lists, upgrade_metadata
 
 if TYPE_CHECKING:
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.partitioning import Expression
-    from sparkmeta.state import TableState
 
 
 # -- Upgrade the format version (table spec, Appendix E) --------------------------------------------------------------

@@ -19,6 +19,7 @@ from sparkmeta.errors import (
     first_line,
     shown,
 )
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.metadata import (
     MetadataLogEntry,
     TableMetadataV4,
@@ -27,7 +28,6 @@ from sparkmeta.spec.metadata import (
     parse_table_metadata,
 )
 from sparkmeta.spec.table_properties import METADATA_PATH, RELATIVE_LOCATIONS, flag_property, status_checks
-from sparkmeta.state import TableState
 from sparkmeta.storage.location import file_name, join, normalize
 
 if TYPE_CHECKING:

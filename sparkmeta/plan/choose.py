@@ -27,7 +27,7 @@ from sparkmeta.spec.summary import summary_number
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.prune import PrunedManifests
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- The kinds of a scan's deletes ------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.choose import Choice
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 _PLAN_TYPES: dict[str, DataType] = {
     "file_path": StringType(),

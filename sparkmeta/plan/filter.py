@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import PrimitiveType
 
     from sparkmeta.entries.relation import Relation, Rows
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Expressions over entry rows --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.plan.choose import Choice, Coplanned
     from sparkmeta.session import MapFunction
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Co-planning: one task reads data and delete manifests ------------------------------------------------------------

@@ -21,7 +21,7 @@ from sparkmeta.plan import costs
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
 if TYPE_CHECKING:
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Delete manifests that may affect a partition ---------------------------------------------------------------------

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- File Scan Task JSON (table spec, Appendix C) ---------------------------------------------------------------------

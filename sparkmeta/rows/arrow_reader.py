@@ -18,10 +18,10 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type, uuid_value
-from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.plan.filter import DELETES, public_partition_type
 from sparkmeta.rows.columns import (
     identity_sources,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from sparkmeta.plan.filter import ScanFilter
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # Tasks read ORC, Avro, and Parquet that Spark's reader can't read, lazily. Parquet files are cut into parts of

@@ -38,8 +38,8 @@ from sparkmeta.spec.entry import FIRST_RESERVED_ID
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 
 # -- Columns and metadata for tasks -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.rows.columns import ReadColumns
     from sparkmeta.rows.planned import Indices, PlannedFiles
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 # Maximum number of deleted keys (about 100 bytes each) to broadcast. For more, Spark chooses the join.
 _BROADCAST_KEYS: Final = 2_000_000

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.inspect.tasks import data_paths
 from sparkmeta.rows.data_file import (
     ComparedField,
     DataFile,
@@ -22,6 +21,7 @@ from sparkmeta.rows.data_file import (
     open_data_file,
     refuse_other_count,
 )
+from sparkmeta.rows.delete_rows import data_paths
 from sparkmeta.rows.resolve import FromFile, IcebergColumn, MappedName, Source, resolve
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType

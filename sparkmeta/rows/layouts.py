@@ -35,7 +35,7 @@ from sparkmeta.storage.content import translated_read_errors
 if TYPE_CHECKING:
     from pyiceberg.types import PrimitiveType
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
 

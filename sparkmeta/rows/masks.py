@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError, translated_errors
-from sparkmeta.inspect.tasks import deleted_positions
+from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.rows.planned import NUMBER, POSITION, Flags, Indices, PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.settings import Settings
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.storage.content import RangeReader
 
 Words = np.ndarray[Any, np.dtype[np.int64]]

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.changes.file_changes import at_most_one
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql, quoted
@@ -25,7 +26,6 @@ from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import compact_lists, whole, with_plain_types
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
-from sparkmeta.inspect.file_changes import at_most_one
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
 from sparkmeta.plan.filter import DELETES, public_delete
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.deletes.groups import DeleteEntries
     from sparkmeta.settings import Settings
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Deduplicate shared deletes ---------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.rows.equality import EqualityDeletes
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Read the rows of a scan ------------------------------------------------------------------------------------------

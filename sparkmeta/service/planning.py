@@ -19,7 +19,6 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from sparkmeta.errors import translated_errors
-from sparkmeta.plan.rest_tasks import no_rest_tasks
 from sparkmeta.scan import Scan
 from sparkmeta.service.access import Signer, Ticket
 from sparkmeta.service.pages import POLLED, RECORD, Spool
@@ -33,6 +32,7 @@ from sparkmeta.service.plans import (
     version_key,
 )
 from sparkmeta.service.requests import BAD_REQUEST, CANCELLED, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
+from sparkmeta.service.rest_tasks import no_rest_tasks
 from sparkmeta.session import SessionSource, is_connect
 
 if TYPE_CHECKING:

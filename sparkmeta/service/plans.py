@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, UnboundPredicate
 from pyiceberg.types import DateType, DoubleType, FloatType, TimestampNanoType, TimestampType
 
+from sparkmeta.changes.file_changes import snapshots_between
+from sparkmeta.changes.range_scan import IncrementalScan
 from sparkmeta.columns.conditions import fold
 from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.errors import (
@@ -25,13 +27,11 @@ from sparkmeta.errors import (
     ValidationError,
     shown,
 )
-from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.operations.rest import RestOperations
-from sparkmeta.plan.rest_tasks import refuse_dropped, refuse_table
-from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
+from sparkmeta.service.rest_tasks import refuse_dropped, refuse_table
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.metadata import serialize_table_metadata

@@ -18,7 +18,7 @@ from sparkmeta.errors import (
     from_spark,
     shown,
 )
-from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
+from sparkmeta.service.rest_tasks import INEXPRESSIBLE
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -18,8 +18,8 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
-from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.resolve import MappedName
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 _PATH_COLUMNS: Final = (FILE_PATH, "path")
 # Minimum number of files per task, and maximum number that an error names.

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparkmeta.columns.row_tests import Junction
-from sparkmeta.commit.sorted_manifests import task_rows
 from sparkmeta.entries.records import map_type
-from sparkmeta.inspect.tasks import deleted_positions
+from sparkmeta.manifests.sorted_manifests import task_rows
+from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.rows.file_rows import RowReader
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID

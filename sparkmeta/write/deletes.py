@@ -21,16 +21,16 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
 from sparkmeta.commit.relation import first, is_kind, some_columns
-from sparkmeta.commit.search import live_relation
-from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import matching, names, select, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.plan.deletes.rules import data_path, is_global
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
+from sparkmeta.snapshot.search import live_relation
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.table_properties import choice_property, number_property
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
     from sparkmeta.storage.files import Files
     from sparkmeta.write.delete_tasks import WriteTasks

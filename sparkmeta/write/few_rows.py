@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
 
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.write.file_schema import FileColumns
     from sparkmeta.write.tasks import DataFileTasks
 

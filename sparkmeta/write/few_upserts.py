@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
     from sparkmeta.rows.planned import PlannedFiles
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 # Any format whose types keep all values.
 _FORMAT: Final = "avro"

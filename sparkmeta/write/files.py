@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.session import MapFunction
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 _SORT_COLUMN: Final = "_sort_value_{}"
 _CONSTANT: Final = "_constant"

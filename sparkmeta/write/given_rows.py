@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 # Arrow types -> the types in which Spark would pass their values to tasks.
 _PLAIN: Final = {

@@ -20,7 +20,6 @@ from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.relation import few_or_many, has_rows, is_kind, some_columns
-from sparkmeta.commit.search import live_relation
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import matching, names, select, where
 from sparkmeta.errors import translated_errors
@@ -31,6 +30,7 @@ from sparkmeta.rows.arrow_reader import driver_reads, filter_leaves, planned_par
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, materialize, read_tasks
+from sparkmeta.snapshot.search import live_relation
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_masks
 from sparkmeta.write.input import field_value, positional_names
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
     Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pyiceberg.transforms import BucketTransform
 
 from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds
+from sparkmeta.columns.partition_text import NULL, human_strings
 from sparkmeta.entries.arrays import identities, uuid_bytes
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
-from sparkmeta.inspect.human import NULL, human_strings
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
     from sparkmeta.write.options import WriteOptions
 

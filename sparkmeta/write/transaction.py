@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
     from sparkmeta.write.changes import Rows
     from sparkmeta.write.few_upserts import FewUpsert
     from sparkmeta.write.matching import Masks

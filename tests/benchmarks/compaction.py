@@ -33,7 +33,7 @@ from sparkmeta.commit.leaves import leaf_format
 from sparkmeta.commit.new_files import file_rows
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, snapshot_summary
 from sparkmeta.commit.next_root import TreeChange
-from sparkmeta.commit.tally import Tally
+from sparkmeta.entries.tally import Tally
 from sparkmeta.manifests.v4.write import write_leaves
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.state import TableState
 
 MASKED_SHARE = 20
 

@@ -28,9 +28,9 @@ from sparkmeta.commit.new_snapshot import SnapshotNames
 from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknownError, FileAccessError
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
 from sparkmeta.session import SessionSource
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.metadata_model import Summary
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.state import TableState
 from sparkmeta.storage.files import IOFiles
 from sparkmeta.table import Table
 from tests.commit.tree_committers import QUICK

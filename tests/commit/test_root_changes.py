@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkmeta.changes.file_changes import LeafKind, RootChanges, root_changes
 from sparkmeta.commit.next_root import FileKey, Stamp, TreeChange, next_root
-from sparkmeta.inspect.file_changes import LeafKind, RootChanges, root_changes
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.write import leaf_row

@@ -27,8 +27,8 @@ from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
 from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import SessionSource
+from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.state import TableState
 from sparkmeta.table import Table
 
 if TYPE_CHECKING:

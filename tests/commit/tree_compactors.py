@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.compaction_groups import CompactionGroups, Scope
     from sparkmeta.commit.compaction_job import Rewritten
     from sparkmeta.operations.table_operations import TableOperations
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 AUTHOR = "compactor"
 # For each attempt to commit that met concurrent removals: the number of leaves and files that they concern.

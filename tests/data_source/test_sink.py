@@ -20,11 +20,12 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.commit import file_writer, lists, relation, search, snapshot_writer, vector_targets
+from sparkmeta.commit import file_writer, lists, relation, snapshot_writer, vector_targets
 from sparkmeta.data_source import sink
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, UnsupportedError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows import arrow_reader
+from sparkmeta.snapshot import search
 from sparkmeta.spec.summary import summary_of
 from sparkmeta.storage.location import local_path
 from sparkmeta.write import deletes, options

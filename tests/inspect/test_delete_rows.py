@@ -22,8 +22,8 @@ from pyroaring import BitMap
 
 from sparkmeta.avro.container import records_with_ids
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.inspect import tasks
-from sparkmeta.inspect.tasks import DeleteRows, RowField
+from sparkmeta.rows import delete_rows as tasks
+from sparkmeta.rows.delete_rows import DeleteRows, RowField
 from sparkmeta.spec.locations import Locations
 
 LOCATIONS = Locations("file:///t", 2)

@@ -15,8 +15,9 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.commit import lists, sorted_manifests
+from sparkmeta.commit import lists
 from sparkmeta.errors import CommitStateUnknownError, UnsupportedError, ValidationError
+from sparkmeta.manifests import sorted_manifests
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 PART = {"partition": {"part": "x"}}
 PLACEMENTS = [None, *Placement]

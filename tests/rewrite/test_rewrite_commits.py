@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.cli import main
-from sparkmeta.commit import lists, sorted_manifests
+from sparkmeta.commit import lists
 from sparkmeta.commit.lists import with_row_ids
 from sparkmeta.errors import (
     CommitConflictError,
@@ -26,6 +26,7 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.maintain.rewrite_manifests import REWRITTEN
+from sparkmeta.manifests import sorted_manifests
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults, through

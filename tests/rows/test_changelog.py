@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.changes import changed_files
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
-from sparkmeta.rows import changed_files
 from tests.conftest import configured
 from tests.peers.java import Java
 from tests.peers.slices import SOAK

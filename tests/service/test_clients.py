@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 import sparkmeta as sm
-from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
+from sparkmeta.service.rest_tasks import INEXPRESSIBLE
 from tests.maintain.clones import clone
 from tests.peers import corpus as peers
 from tests.peers import tables_partitions

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.deletes.groups import DeleteEntries
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 _NO_OWNER: Final = -1
 _PATH: Final = "delete_path"

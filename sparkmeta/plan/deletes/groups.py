@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.choose import Choice
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- The delete entries of a scan -------------------------------------------------------------------------------------

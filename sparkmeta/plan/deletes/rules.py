@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql.types import DataType
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 # -- Can an equality delete and a file share a value? -----------------------------------------------------------------

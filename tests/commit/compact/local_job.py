@@ -16,7 +16,7 @@ from sparkmeta.commit.compaction_groups import CompactionGroups, Group, Scope
 from sparkmeta.commit.compaction_job import Rebased, RewriteJob, Rewritten, rebase
 from sparkmeta.commit.compaction_tasks import BIN_SCHEMA, key_table
 from sparkmeta.commit.next_root import FileKey
-from sparkmeta.commit.sorted_manifests import range_bounds
+from sparkmeta.manifests.sorted_manifests import range_bounds
 from sparkmeta.manifests.v4.layout import TreeTypes, read_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind

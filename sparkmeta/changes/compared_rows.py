@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pyspark.sql.types import VariantVal
 
 from sparkmeta.arrow_types import is_variant
+from sparkmeta.changes.changed_files import INSERT
 from sparkmeta.entries.arrays import compact_lists, whole
 from sparkmeta.rows.arrow_reader import MatchingRows
-from sparkmeta.rows.changed_files import INSERT
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

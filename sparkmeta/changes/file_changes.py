@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.inspect.files import Selection
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
-    from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
 

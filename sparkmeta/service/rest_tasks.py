@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.filter import ScanFilter
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 INEXPRESSIBLE = "the REST protocol's scan tasks can't express"
 """The beginning of messages about correct plans that can't be sent."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     Cut = Callable[[pa.Table, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

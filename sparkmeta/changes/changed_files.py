@@ -13,13 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.commit.search import PathSearch, leaves_of_partitions
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of, names, select, where, with_columns
-from sparkmeta.errors import translated_errors
-from sparkmeta.inspect.file_changes import (
+from sparkmeta.changes.file_changes import (
     ADDED,
     CHANGE,
     REMOVED,
@@ -28,6 +22,11 @@ from sparkmeta.inspect.file_changes import (
     at_most_one,
     snapshots_between,
 )
+from sparkmeta.columns import sql
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of, names, select, where, with_columns
+from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.filter import DELETES, NO_DELETES, data_projection, may_match, shown_deletes
@@ -47,6 +46,7 @@ from sparkmeta.rows.planned import (
 )
 from sparkmeta.rows.read import RowScan, empty_rows, rows_of
 from sparkmeta.session import local_frame
+from sparkmeta.snapshot.search import PathSearch, leaves_of_partitions
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
 

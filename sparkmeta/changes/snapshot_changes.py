@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.changes.changed_files import INSERT, ChangedFiles, appended_files, changed_files, inserted, live_files
+from sparkmeta.changes.compared_rows import ComparedRows, row_codes
 from sparkmeta.entries.arrays import whole
 from sparkmeta.rows.arrow_reader import MatchingRows, parts_table
-from sparkmeta.rows.changed_files import INSERT, ChangedFiles, appended_files, changed_files, inserted, live_files
-from sparkmeta.rows.compared_rows import ComparedRows, row_codes
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.planned import PARTITION_KEY, Indices
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from sparkmeta.changes.changed_files import appended_entries, read_appended
+from sparkmeta.changes.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError
-from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.reports import ScanResult
-from sparkmeta.rows.changed_files import appended_entries, read_appended
-from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.scan import Scan, plans, register_view
+from sparkmeta.service.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.text import code
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.planned import PlannedFiles
-    from sparkmeta.state import TableState
+    from sparkmeta.snapshot.state import TableState
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,0 +1,1 @@
+"""What snapshots changed: files, entries and rows."""

@@ -1,0 +1,1 @@
+"""One immutable state of a table, and the search for files in it."""
