@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
     from sparkmeta.changes.range_scan import ChangelogScan, IncrementalScan
-    from sparkmeta.commit.compaction import CompactionPlan, CompactionSummary
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.commit.transaction import Transaction
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     )
     from sparkmeta.inspect.draw import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
+    from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary
     from sparkmeta.maintain.downgrade import DowngradePlan, DowngradeSummary
     from sparkmeta.maintain.health import HealthReport
     from sparkmeta.maintain.leaf_map import LeafMap
@@ -142,8 +142,8 @@ __all__ = [
 _HOMES = {
     "Catalog": "catalog",
     "ChangelogScan": "changes.range_scan",
-    "CompactionPlan": "commit.compaction",
-    "CompactionSummary": "commit.compaction",
+    "CompactionPlan": "maintain.compact_manifests",
+    "CompactionSummary": "maintain.compact_manifests",
     "DataSource": "data_source.source",
     "DowngradePlan": "maintain.downgrade",
     "DowngradeSummary": "maintain.downgrade",

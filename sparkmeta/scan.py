@@ -6,9 +6,9 @@ Readers of rows are imported when they are used, so that a scan is planned quick
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
@@ -31,11 +31,10 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, Readings, choose, readings, result_of
+from sparkmeta.plan.choose import Choice, Readings, choose, readings
 from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.plan.match import match_deletes, read_entries
-from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
+from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.tasks import (
     PARTITION_JSON,
     SplitPlanning,
@@ -47,6 +46,7 @@ from sparkmeta.plan.tasks import (
 )
 from sparkmeta.progress import progress
 from sparkmeta.reports import SCAN, ScanResult, failures_reported
+from sparkmeta.snapshot.search import live_files
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.text import code
 
@@ -598,49 +598,6 @@ class Scan:
         state = self._filter.state
         tasks = self._tasks(partition_json(state).alias(PARTITION_JSON))
         return task_json(splits_of(tasks), state, self.projection())
-
-    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
-        """Return the planned files as scan tasks of Iceberg's REST catalog protocol; see `plan.rest_tasks`.
-
-        It is lazy, except for files that the driver plans. Returns one row per data file: `task` is its FileScanTask
-        JSON without delete file references, `delete_files` an array with the JSON of the deletes that apply, and
-        `sure_rows` the number of rows that are certain to match.
-
-        Args:
-            null_partitions: whether clients understand null in a partition's tuple.
-            stats_fields: the columns whose sizes, counts and bounds to include.
-
-        Raises:
-            InvalidFilterError: the table has no such column.
-            UnsupportedError: the protocol can't express the plan.
-            ValidationError: `stats_fields` is not a collection of strings.
-        """
-        return frame_of(self.rest_tasks(null_partitions=null_partitions, stats_fields=stats_fields), self.state)
-
-    @plans
-    def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
-        """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
-        from sparkmeta.service.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
-
-        refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
-        ids = self.stats_ids(stats_fields)
-        choice, started = self.plan_choice, time.perf_counter()
-        matched = match_deletes(read_entries(choice, metrics_columns(ids)))
-        tasks = rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
-        choice.report(started, partial(result_of, matched.rows))
-        return tasks
-
-    def stats_ids(self, names: Collection[str]) -> frozenset[int]:
-        """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.
-
-        Raises:
-            InvalidFilterError: the table has no such column.
-            ValidationError: `names` is not a collection of strings.
-        """
-        from sparkmeta.service.rest_tasks import stats_ids_of
-
-        NAMES.check("stats_fields", names)
-        return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
     @property
     def is_planned_by_driver(self) -> bool:

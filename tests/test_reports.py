@@ -24,6 +24,7 @@ from sparkmeta import reports as instruments
 from sparkmeta.data_source.changes import read_of
 from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.operations import rest
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from sparkmeta.session import NoSession
 from sparkmeta.storage.location import local_path
 from sparkmeta.table import open_metadata
@@ -180,7 +181,7 @@ PLANS: dict[str, Callable[[sm.Scan], Any]] = {
     "plan_files_arrow": sm.Scan.plan_files_arrow,
     "plan_tasks": sm.Scan.plan_tasks,
     "plan_task_json_arrow": sm.Scan.plan_task_json_arrow,
-    "to_rest_tasks": sm.Scan.to_rest_tasks,
+    "to_rest_tasks": to_rest_tasks,
     "to_df": sm.Scan.to_df,
     "report": sm.Scan.report,
     "count_files": sm.Scan.count_files,

@@ -13,19 +13,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.file_changes import (
-    ADDED,
-    CHANGE,
-    REMOVED,
-    SNAPSHOT,
-    EntryChanges,
-    at_most_one,
-    snapshots_between,
-)
+from sparkmeta.changes.file_changes import ADDED, CHANGE, REMOVED, SNAPSHOT, EntryChanges, snapshots_between
 from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of, names, select, where, with_columns
+from sparkmeta.entries.relation import at_most_one, frame_of, names, select, where, with_columns
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +23,15 @@ from sparkmeta.checks import WHOLE
 from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
+from sparkmeta.entries.relation import at_most_one
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
-from sparkmeta.inspect.files import files_selection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, mask_flags, masked_ordinals
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.manifests.v4.decode import entries_of_rows
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
+from sparkmeta.plan.file_columns import files_selection
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.locations import LAYOUT_REVISION_KEY
@@ -43,7 +44,7 @@ from sparkmeta.storage.vectors import stored_vector, vector_of, vector_range
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.inspect.files import Selection
+    from sparkmeta.plan.file_columns import Selection
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.storage.executors import ExecutorReader
@@ -710,11 +711,6 @@ _LISTED = pa.schema(
     ]
 )
 _PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(SNAPSHOT, pa.int64())])
-
-
-def at_most_one(frames: Sequence[DataFrame]) -> list[DataFrame]:
-    """Return the union of frames as a list; empty for no frames."""
-    return [reduce(lambda left, right: left.unionByName(right), frames)] if frames else []
 
 
 _FILE_KEY = [SNAPSHOT, FILE_LOCATION, FILE_OFFSET]

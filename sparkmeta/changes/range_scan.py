@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from sparkmeta.changes.changed_files import appended_entries, read_appended
+from sparkmeta.changes.changed_files import read_appended
 from sparkmeta.changes.changelog import Changelog, fields_of_rows, read_changelog
-from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.reports import ScanResult
 from sparkmeta.scan import Scan, plans, register_view
-from sparkmeta.service.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.text import code
 
 if TYPE_CHECKING:
@@ -96,22 +94,6 @@ class IncrementalScan(_RangeScan):
         """
         report = partial(self._report, time.perf_counter())
         return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive, report)
-
-    @plans
-    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
-        """Return the appended files as scan tasks of Iceberg's REST catalog protocol; see `Scan.to_rest_tasks`.
-
-        Raises:
-            NoSuchSnapshotError: as `to_df`.
-            ValidationError: as `to_df`.
-            UnsupportedError: the protocol can't express the plan.
-        """
-        scan_filter, ids = self.scan.plan_filter, self.scan.stats_ids(stats_fields)
-        entries = appended_entries(scan_filter, self.from_exclusive, self.to_inclusive, metrics_columns(ids))
-        if entries is None:
-            return frame_of(no_rest_tasks(), scan_filter.state)
-        tasks = rest_tasks(entries, scan_filter, null_partitions=null_partitions, stats_ids=ids)
-        return frame_of(tasks, scan_filter.state)
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,7 +26,7 @@ from sparkmeta.table import load_table
 from sparkmeta.text import printable_lines
 
 if TYPE_CHECKING:
-    from sparkmeta.commit.attempts import Plan
+    from sparkmeta.maintain.plans import Plan
     from sparkmeta.table import Table
 
 T = TypeVar("T")

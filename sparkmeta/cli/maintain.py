@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.cli.schedule import MaintenanceConfig
-    from sparkmeta.commit.attempts import Plan
+    from sparkmeta.maintain.plans import Plan
     from sparkmeta.manifests.cache import CachedFolder, ManifestCache
     from sparkmeta.table import Table
 

@@ -292,7 +292,7 @@ def print_json_rows(rows: Relation, limit: int | None) -> None:
 
 def _decoded(name: str, leaves: Iterable[str]) -> str:
     """Return the smallest part of a column that can be decoded separately: a field of some structs, or the column."""
-    from sparkmeta.inspect.files import READABLE_METRICS
+    from sparkmeta.plan.file_columns import READABLE_METRICS
 
     name = name.replace("`", "")
     metrics = [full for full in (f"{READABLE_METRICS}.{leaf}" for leaf in leaves) if f"{name}.".startswith(f"{full}.")]
@@ -372,7 +372,7 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
             text = text_columns(table, metadata_table.text)
             arguments: dict[str, Any] = {} if choice is None else {"snapshot_id": choice.snapshot_id_in(table)}
             if metadata_table.of_files:
-                from sparkmeta.inspect.files import leaf_columns
+                from sparkmeta.plan.file_columns import leaf_columns
 
                 arguments["columns"] = row_options.read_columns(text, leaf_columns(table.state.types.typing_schema))
             rows = _rows(table, name, metadata_table, arguments)

@@ -42,16 +42,16 @@ from sparkmeta.commit.next_root import (
     file_keys,
     file_versions,
     manifest_dv_bitmap,
-    same_manifest_dv,
     without_owners,
 )
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
-from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread, task_reader
-from sparkmeta.manifests.v4.root import Root, version
+from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread
+from sparkmeta.manifests.v4.root import Root, same_manifest_dv, version
 from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 

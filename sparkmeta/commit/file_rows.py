@@ -20,7 +20,7 @@ from sparkmeta.entries.tally import tally_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, key_table
 from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats
-from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.layout import checked_table, tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import COUNTS, METRICS_MAP_IDS, ContentType
@@ -309,19 +309,6 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
         if kind not in set(allowed):
             location = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
             raise ValidationError(f"{table}: {location} has content {kind}: this operation adds none of it")
-
-
-def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
-    """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
-
-    The rows have no stats, and placeholder numbers in `version_info`: the commit sets the numbers.
-    """
-    schema, row_count = tree_schema({}), len(values["location"])
-    kind = schema.field("version_info").type
-    numbers = pa.repeat(pa.scalar({field.name: 1 for field in kind}, kind), row_count)
-    columns = {**values, "version_info": numbers}
-    arrays = [columns.get(field.name, pa.nulls(row_count, field.type)) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:

@@ -54,12 +54,7 @@ from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError, translated_errors
-from sparkmeta.manifests.sorted_manifests import (
-    SortedManifests,
-    file_count,
-    key_schema,
-    range_count,
-)
+from sparkmeta.manifests.sorted_manifests import SortedManifests, file_count, key_schema, range_count
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize

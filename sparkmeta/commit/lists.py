@@ -21,9 +21,10 @@ from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
+from sparkmeta.manifests.sorted_manifests import added_entries, manifest_pieces, packed, spread
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import map_arrow, map_on_driver
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.partitioning import spec_partition_type

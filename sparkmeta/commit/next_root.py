@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.arrays import LIVE_ROWS, is_live, live_counts, sums, whole
 from sparkmeta.errors import CommitConflictError, CorruptFileError
+from sparkmeta.manifests.v4.layout import conform
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
@@ -122,34 +123,6 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
-
-
-def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert rows of one `tree_schema` to another. Stats missing from the target are dropped; new ones are null."""
-    if table.schema.equals(schema):
-        return table
-    columns = [
-        _conform_stats(table.column(field.name).combine_chunks(), field.type)
-        if pa.types.is_struct(field.type) and field.name == "content_stats"
-        else table.column(field.name)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
-    values = whole(values)
-    index_of_name = {field.name: index for index, field in enumerate(values.type)}
-    stats_of_fields = values.flatten()
-    children = [
-        stats_of_fields[index_of_name[field.name]].cast(field.type)
-        if field.name in index_of_name
-        else pa.nulls(len(values), field.type)
-        for field in kind
-    ]
-    if not children:
-        return pa.array([{}] * len(values), kind)
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
 # -- Edits of the base root -----------------------------------------------------------------------------------------
@@ -288,13 +261,6 @@ def manifest_dv_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap
         blob = load(row["location"], dv["offset"], dv["size_in_bytes"])
     name = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
     return read_inline_vector(blob, name, row["record_count"])
-
-
-def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Return whether two manifest DVs have the same stored bitmap, without reading it, or are both None."""
-    if dv is None or other is None:
-        return dv is other
-    return all(dv[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
 
 
 def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING
 
 from sparkmeta.avro.write import manifest_codec
+from sparkmeta.checks import NAME, Options, option
 from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.summary import summary_properties
 from sparkmeta.spec.table_properties import flag_property, number_property
 
 if TYPE_CHECKING:
@@ -106,3 +109,17 @@ def check_snapshot_options(metadata: TableMetadata) -> None:
 def property_name(field: str) -> str:
     """Return the name of the table property of a field of TreeOptions."""
     return "write.tree." + field.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class BranchOptions(Options):
+    """The options of operations that commit a snapshot to a branch."""
+
+    _: KW_ONLY
+    branch: str = option("main", "the branch to commit to.", NAME)
+    snapshot_properties: Mapping[str, str] | None = option(None, "extra properties for the snapshot's summary.")
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        summary_properties(self.snapshot_properties)
+        super().check()

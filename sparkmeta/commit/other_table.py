@@ -32,14 +32,14 @@ from sparkmeta.errors import UnsupportedError, ValidationError, translated_error
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
-from sparkmeta.manifests.sorted_manifests import file_count, packed, spread, task_reader
+from sparkmeta.manifests.sorted_manifests import file_count, packed, spread
 from sparkmeta.manifests.v4.convert import Adoption, TableMatch
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import OLDER_DV
-from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
-from sparkmeta.snapshot.state import TableState
+from sparkmeta.snapshot.search import live_files, live_manifests
+from sparkmeta.snapshot.state import TableState, task_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted

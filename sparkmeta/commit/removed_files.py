@@ -45,7 +45,7 @@ from sparkmeta.errors import CommitConflictError, InvalidFilterError, Validation
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
-from sparkmeta.plan.prune import live_manifests, matching_manifests
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.snapshot.search import (
     SEARCH_COLUMNS,
@@ -56,6 +56,7 @@ from sparkmeta.snapshot.search import (
     leaves_of_partitions,
     live_entries,
     live_leaves,
+    live_manifests,
     live_relation,
     named_leaves,
     root_manifests,

@@ -19,10 +19,11 @@ from sparkmeta.commit.leaves import Flush, flush_of, leaf_format
 from sparkmeta.commit.lists import MOST_MERGED, ManifestRewriter, NewList, is_new, merge_bins, write_added
 from sparkmeta.commit.new_files import ListedFiles, NewFiles
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, blob_loader, with_root
-from sparkmeta.commit.next_root import TreeChange, same_manifest_dv, spent_leaves, without_owners
+from sparkmeta.commit.next_root import TreeChange, spent_leaves, without_owners
 from sparkmeta.commit.options import ListOptions, TreeOptions
 from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_other_deletes
 from sparkmeta.entries.arrays import may_be_live
+from sparkmeta.manifests.v4.root import same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
 

@@ -31,12 +31,12 @@ from sparkmeta.commit.removed_files import (
     without,
 )
 from sparkmeta.entries import evaluate
-from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.entries.projection import DV_COLUMNS, MANIFEST, PARTITION
 from sparkmeta.entries.relation import beside, computed, frame_of, matching, where
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import task_rows
-from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
+from sparkmeta.plan.choose import only_dvs
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
 from sparkmeta.plan.filter import DELETES

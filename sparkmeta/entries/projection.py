@@ -125,3 +125,16 @@ def stats_struct(bound: pa.DataType) -> pa.StructType:
             *(pa.field(name, pa.int64()) for name in counts),
         ]
     )
+
+
+DV_COLUMNS = (
+    "content_type",
+    "location",
+    "file_format",
+    "version_info",
+    "deletion_vector",
+    "partition_spec_id",
+    "record_count",
+    "file_size_in_bytes",
+    "referenced_file",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
@@ -221,3 +222,8 @@ def union(left: Relation, right: Relation, source: HasSession) -> Relation:
     if isinstance(left, pa.Table) and isinstance(right, pa.Table):
         return pa.concat_tables([left, right], promote_options="default")
     return frame_of(left, source).unionByName(frame_of(right, source), allowMissingColumns=True)
+
+
+def at_most_one(frames: Sequence[DataFrame]) -> list[DataFrame]:
+    """Return the union of frames as a list; empty for no frames."""
+    return [reduce(lambda left, right: left.unionByName(right), frames)] if frames else []

@@ -16,7 +16,7 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
 from sparkmeta.inspect.position_deletes import row_field
-from sparkmeta.rows.delete_rows import StatisticsRows
+from sparkmeta.inspect.statistics_tasks import StatisticsRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

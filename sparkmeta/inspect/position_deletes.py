@@ -17,8 +17,8 @@ from sparkmeta.entries.arrays import entry_count, is_live_entry
 from sparkmeta.entries.relation import grouped, where
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_entries, read_files, read_on_driver
 from sparkmeta.plan.filter import public_partition, public_partition_type
-from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.delete_rows import DeleteRows, RowField
+from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

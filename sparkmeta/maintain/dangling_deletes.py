@@ -10,21 +10,22 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
 from sparkmeta.commit.next_root import TreeChange
+from sparkmeta.commit.options import BranchOptions
 from sparkmeta.commit.removed_files import Removal, removal_of
+from sparkmeta.entries.projection import DV_COLUMNS
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.entries.tally import KindCount
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
-from sparkmeta.plan.prune import live_manifests
 from sparkmeta.progress import planning
+from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted

@@ -16,20 +16,22 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_li
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Options, described
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.lists import list_properties, manifest_format, stamped, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.entries.arrays import live_count, whole
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
+from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.rewrite_manifests import CONTENTS
-from sparkmeta.manifests.sorted_manifests import EntryTasks, file_count, key_columns, range_count, task_reader
+from sparkmeta.manifests.sorted_manifests import EntryTasks, file_count, key_columns, range_count
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
-from sparkmeta.plan.prune import live_files
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame
+from sparkmeta.snapshot.search import live_files
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.upgrade import (
     LIST_VERSION,

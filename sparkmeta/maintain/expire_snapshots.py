@@ -11,16 +11,17 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.checks import Options, Rule, at_least, one_of, option
-from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.history import snapshots as snapshot_rows
+from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
-from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.progress import planning
 from sparkmeta.session import local_frame
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer

@@ -16,7 +16,7 @@ from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.columns.sql import Sql
-from sparkmeta.commit.attempts import BranchOptions
+from sparkmeta.commit.options import BranchOptions
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.rewrite_tasks import Packing

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 
 from sparkmeta.checks import SHARE, Options, Rule, are_texts, at_least, option
-from sparkmeta.commit.compaction import CompactionOptions, compaction_of
+from sparkmeta.commit.compaction import CompactionOptions
 from sparkmeta.commit.compaction_groups import LeafRanges, Reason
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.check import inverted_summaries
+from sparkmeta.maintain.compact_manifests import compaction_of
 from sparkmeta.maintain.file_groups import DataRewriteOptions
 from sparkmeta.maintain.health_measures import ClusteredManifests
 from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, manifest_groups

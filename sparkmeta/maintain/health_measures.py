@@ -32,7 +32,7 @@ from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
-from sparkmeta.plan.prune import live_manifests
+from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.entry import BOUNDS, DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import ancestors_of

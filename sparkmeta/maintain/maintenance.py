@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from sparkmeta.checks import takes_options
-from sparkmeta.commit.attempts import BranchOptions
-from sparkmeta.commit.compaction import CompactionOptions, CompactionPlan, plan_compaction
+from sparkmeta.commit.compaction import CompactionOptions
+from sparkmeta.commit.options import BranchOptions
+from sparkmeta.maintain.compact_manifests import CompactionPlan, plan_compaction
 from sparkmeta.maintain.dangling_deletes import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.downgrade import DowngradeOptions, DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ExpiryOptions, ExpiryPlan, plan_expiry

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.checks import Options, Rule, one_of, option
 from sparkmeta.columns import sql
-from sparkmeta.commit.attempts import Plan, PlanSummary
 from sparkmeta.commit.relation import first, some_columns
 from sparkmeta.entries import relation
 from sparkmeta.entries.relation import (
@@ -45,12 +44,13 @@ from sparkmeta.maintain.orphan_tasks import (
     walked_files,
     with_local_status,
 )
+from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.reachable import count_files, reachable_paths
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
-from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.progress import planning
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer

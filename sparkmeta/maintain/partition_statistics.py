@@ -14,10 +14,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
+from sparkmeta.changes.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges
 from sparkmeta.checks import option
-from sparkmeta.commit.attempts import SnapshotPlanSummary
 from sparkmeta.entries.projection import PARTITION
+from sparkmeta.entries.relation import at_most_one
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.files import refuse_unknown_transforms
 from sparkmeta.inspect.partition_statistics import rows_of_file, statistics_file, statistics_schema
@@ -30,11 +30,12 @@ from sparkmeta.maintain.partition_statistics_tasks import (
     PartitionSums,
     StatisticsWriter,
 )
+from sparkmeta.maintain.plans import SnapshotPlanSummary
 from sparkmeta.maintain.rewrite_manifests import public_manifests
 from sparkmeta.maintain.table_statistics import SnapshotOptions, StatisticsPlan, state_of
-from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import ancestors_of, refuse_encrypted

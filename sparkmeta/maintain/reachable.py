@@ -32,8 +32,8 @@ from sparkmeta.maintain.reachable_tasks import (
     listed_manifests,
 )
 from sparkmeta.manifests.placement import MOST_ENTRIES
-from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

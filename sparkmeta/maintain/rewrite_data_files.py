@@ -16,14 +16,15 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.attempts import BranchOptions, RewritePlan, SnapshotPlanSummary, commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
-from sparkmeta.commit.options import check_snapshot_options
+from sparkmeta.commit.options import BranchOptions, check_snapshot_options
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
+from sparkmeta.maintain.plans import RewritePlan, SnapshotPlanSummary
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.table_operations import TableT

@@ -14,20 +14,21 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, is_whole, names_of, option
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
-from sparkmeta.commit.options import MOST_BYTES, ListOptions
+from sparkmeta.commit.options import MOST_BYTES, BranchOptions, ListOptions
 from sparkmeta.entries.arrays import ENTRY_BYTES, live_count, live_counts
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.manifests.manifest_tasks import ManifestTasks
-from sparkmeta.manifests.sorted_manifests import MOST_RANGES, file_count, key_columns, spread, task_reader
+from sparkmeta.manifests.sorted_manifests import MOST_RANGES, file_count, key_columns, spread
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.summary import summary_of

@@ -16,13 +16,13 @@ from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import at_least, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
 from sparkmeta.commit.file_writer import ListedFileWriter
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
-from sparkmeta.commit.options import check_snapshot_options
+from sparkmeta.commit.options import BranchOptions, check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
@@ -32,15 +32,18 @@ from sparkmeta.entries.relation import Rows, frame_of, grouped, matching, select
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
 from sparkmeta.maintain.file_groups import FileSizes
-from sparkmeta.manifests.sorted_manifests import most_tasks, task_reader
+from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary
+from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter, full_partition, manifest_path, tuple_matches
-from sparkmeta.plan.prune import live_manifests, prune_manifests
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.progress import planning
 from sparkmeta.session import in_tasks, map_arrow, materialize, read_tasks
+from sparkmeta.snapshot.search import live_manifests
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 from sparkmeta.spec.metadata import has_tree

@@ -14,7 +14,7 @@ from pyiceberg.types import PrimitiveType
 
 from sparkmeta.changes.changelog import fields_of_rows
 from sparkmeta.checks import Options, Rule, are_texts, option
-from sparkmeta.commit.attempts import SnapshotPlan, SnapshotPlanSummary, commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.errors import (
     CommitConflictError,
     UnsupportedError,
@@ -23,6 +23,7 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
+from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
 from sparkmeta.maintain.sketches import SKETCH_SCHEMA, ColumnSketches, merge_sketches
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.plan.choose import choose

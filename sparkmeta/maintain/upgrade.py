@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.refs import SnapshotRefType
 
 from sparkmeta.checks import Options, described, one_of, option
-from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
-from sparkmeta.commit.compaction import CompactionOptions, CompactionPlan, CompactionSummary, compaction_of
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.compaction import CompactionOptions
 from sparkmeta.entries.arrays import live_count
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
+from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary, compaction_of
+from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted
 from sparkmeta.spec.metadata_model import TableMetadataV4

@@ -14,7 +14,6 @@ from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.commit.file_rows import checked_table
 from sparkmeta.entries.arrays import is_live, whole
 from sparkmeta.entries.projection import PARTITION, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, part_of
@@ -23,6 +22,7 @@ from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries
 from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, manifest_pieces, task_rows
 from sparkmeta.manifests.v4.convert import TableMatch, added_version, content_columns
+from sparkmeta.manifests.v4.layout import checked_table
 from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.content import read_ahead

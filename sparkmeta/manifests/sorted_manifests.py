@@ -18,19 +18,14 @@ from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_s
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import live_count, with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
 from sparkmeta.session import in_tasks, local_frame, map_arrow, read_tasks, tasks_of_work
 from sparkmeta.spec.entry import Status
-from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.storage.files import executor_reader, how_tasks_can
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
-
-    from sparkmeta.snapshot.state import TableState
 
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     Cut = Callable[[pa.Table, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -163,20 +158,6 @@ def spread(spark: SparkSession, units: pa.Table, size: int | None = None) -> Dat
 def most_tasks(spark: SparkSession) -> int:
     """Return the maximum number of tasks of a job. A task with several manifests writes one while it reads the next."""
     return 8 * read_tasks(spark)
-
-
-def task_reader(state: TableState) -> ExecutorReader:
-    """Return the reader that opens the table's files in tasks.
-
-    Raises:
-        UnsupportedError: tasks can't open the files.
-    """
-    reader = executor_reader(state.files)
-    if reader is None:
-        raise UnsupportedError(
-            f"{state.metadata.location}: its executors can't open its files: {how_tasks_can(state.files)}"
-        )
-    return reader
 
 
 def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

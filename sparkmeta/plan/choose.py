@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.entries.arrays import is_live, is_live_entry, live_count, whole
 from sparkmeta.entries.evaluate import where
-from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.projection import DV_COLUMNS, EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 # -- The kinds of a scan's deletes ------------------------------------------------------------------------------------
 
 
-DV_COLUMNS = (
-    "content_type",
-    "location",
-    "file_format",
-    "version_info",
-    "deletion_vector",
-    "partition_spec_id",
-    "record_count",
-    "file_size_in_bytes",
-    "referenced_file",
-)
 _DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 
 

@@ -61,7 +61,8 @@ from sparkmeta.plan.filter import (
     residual_json,
 )
 from sparkmeta.plan.match import MatchedEntries, data_entries, match_deletes, read_entries
-from sparkmeta.plan.prune import PrunedManifests, live_files
+from sparkmeta.plan.prune import PrunedManifests
+from sparkmeta.snapshot.search import live_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

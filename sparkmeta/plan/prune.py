@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
@@ -18,12 +17,13 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids
 from sparkmeta.columns.skipping import UNKNOWN_STATS, FieldStats, FieldSummary, might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import LIVE_ROWS, live_counts, may_be_live, sums, whole
+from sparkmeta.entries.arrays import LIVE_ROWS, sums
 from sparkmeta.entries.evaluate import values
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, by_spec, entry_stats
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
+from sparkmeta.snapshot.search import live_manifests, manifests_where
 from sparkmeta.spec.entry import ContentType
 
 _ROWS = "live_rows"
@@ -70,31 +70,7 @@ def part_of(pruned: PrunedManifests, manifests: Collection[int]) -> PrunedManife
 
 
 def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
-    return _kept(manifests, pc.equal(manifests.column("content_type"), int(content)))
-
-
-def _kept(manifests: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the manifests that a mask selects.
-
-    Manifests of a partition are often adjacent, and a slice of them copies none of their many columns of stats.
-    """
-    places = np.flatnonzero(pc.fill_null(whole(rows), False))
-    if not len(places) or places[-1] - places[0] == len(places) - 1:
-        return manifests.slice(places[0] if len(places) else 0, len(places))
-    return manifests.filter(rows)
-
-
-def live_manifests(manifests: pa.Table) -> pa.Table:
-    """Return the manifests that may have live files that manifest DVs don't mask."""
-    if MASKED in manifests.column_names:
-        return _kept(manifests, pc.greater(live_files(manifests), 0))
-    return _kept(manifests, may_be_live(manifests))
-
-
-def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
-    counts = live_counts(manifests)
-    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
+    return manifests_where(manifests, pc.equal(manifests.column("content_type"), int(content)))
 
 
 def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
@@ -105,7 +81,7 @@ def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table
         isinstance(partition_filter, AlwaysTrue) for partition_filter in scan_filter.partition_filters.values()
     ):
         return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
-    return _kept(manifests, values(manifests, by_spec(scan_filter, _summary_predicate)))
+    return manifests_where(manifests, values(manifests, by_spec(scan_filter, _summary_predicate)))
 
 
 def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
@@ -128,7 +104,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     by_stats = might_match(scan_filter.undecided, stats, sql.col(_ROWS))
     condition = (sql.col("file_format") == IN_ROOT) | (by_spec(scan_filter, by_partition) & by_stats)
     counted = manifests.append_column(_ROWS, _row_total(manifests))
-    return _kept(manifests, values(counted, condition))
+    return manifests_where(manifests, values(counted, condition))
 
 
 def _stats_ids(manifests: pa.Table) -> set[int]:

@@ -18,8 +18,9 @@ from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.relation import where
 from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
-from sparkmeta.plan.prune import PrunedManifests, live_files, live_manifests
+from sparkmeta.plan.prune import PrunedManifests
 from sparkmeta.reports import ScanResult, counter, environment, timer
+from sparkmeta.snapshot.search import live_files, live_manifests
 from sparkmeta.text import byte_size, counted
 
 if TYPE_CHECKING:

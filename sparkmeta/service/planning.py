@@ -32,7 +32,7 @@ from sparkmeta.service.plans import (
     version_key,
 )
 from sparkmeta.service.requests import BAD_REQUEST, CANCELLED, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
-from sparkmeta.service.rest_tasks import no_rest_tasks
+from sparkmeta.service.rest_tasks import no_rest_tasks, rest_tasks, to_rest_tasks
 from sparkmeta.session import SessionSource, is_connect
 
 if TYPE_CHECKING:
@@ -474,14 +474,14 @@ class Planning:
             return self._maker.make(run.result, no_rest_tasks(), 0, None)
         is_short = files is not None and files <= self.options.driver_files
         if is_short and isinstance(scan, Scan) and scan.is_planned_by_driver:
-            tasks = scan.rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
+            tasks = rest_tasks(scan, null_partitions=null_partitions, stats_fields=request.stats_fields)
             if isinstance(tasks, pa.Table):
                 return self._maker.make(run.result, tasks, files, request.min_rows)
 
         def make() -> Pages:
             with self._sessions.running(run.result) as session:
                 scan = scan_of(session.table(table), request)
-                tasks = scan.to_rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
+                tasks = to_rest_tasks(scan, null_partitions=null_partitions, stats_fields=request.stats_fields)
                 return self._maker.make(run.result, tasks, files, request.min_rows)
 
         if is_short:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,21 @@ from pyiceberg.schema import promote
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, FixedType, UUIDType
 
+from sparkmeta.changes.changed_files import appended_entries
+from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import fold, is_floating, junction_of
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import select
+from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
+from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
+from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.tasks import content_file, content_name, single_value
+from sparkmeta.scan import Scan, plans
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.metadata import is_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values
@@ -46,7 +52,9 @@ if TYPE_CHECKING:
 
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
 
+    from sparkmeta.changes.range_scan import IncrementalScan
     from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.snapshot.state import TableState
@@ -58,7 +66,59 @@ _RANGES = (BoundLessThan, BoundLessThanOrEqual, BoundGreaterThan, BoundGreaterTh
 _SCHEMA = pa.schema([("task", pa.string()), ("delete_files", pa.list_(pa.string())), ("sure_rows", pa.int64())])
 
 
+def to_rest_tasks(
+    scan: Scan | IncrementalScan, *, null_partitions: bool = True, stats_fields: Collection[str] = ()
+) -> DataFrame:
+    """Return `rest_tasks` as a DataFrame."""
+    tasks = rest_tasks(scan, null_partitions=null_partitions, stats_fields=stats_fields)
+    return frame_of(tasks, scan.state)
+
+
+@plans
 def rest_tasks(
+    scan: Scan | IncrementalScan, *, null_partitions: bool = True, stats_fields: Collection[str] = ()
+) -> Relation:
+    """Return the planned or appended files as scan tasks, as an Arrow table in memory if the driver plans them.
+
+    A DataFrame is lazy.
+
+    Args:
+        scan: the scan.
+        null_partitions: whether clients understand null in a partition's tuple.
+        stats_fields: the columns whose sizes, counts and bounds to include, by their names in the scan's schema or
+            the table's.
+
+    Returns:
+        One row for each data file, with the columns of `converted`.
+
+    Raises:
+        InvalidFilterError: the table has no such column.
+        NoSuchSnapshotError: the table does not have a snapshot of a range.
+        UnsupportedError: the protocol can't express the plan.
+        ValidationError: `stats_fields` is not a collection of strings, or the history of a range has expired.
+    """
+    NAMES.check("stats_fields", stats_fields)
+    files = scan if isinstance(scan, Scan) else scan.scan
+    schemas = (files.schema(), scan.state.metadata.schema())
+    ids = stats_ids_of(stats_fields, schemas, files.case_sensitive)
+    options = {"null_partitions": null_partitions, "stats_ids": ids}
+    if isinstance(scan, Scan):
+        return _planned(scan, **options)
+    columns = metrics_columns(ids)
+    entries = appended_entries(files.plan_filter, scan.from_exclusive, scan.to_inclusive, columns)
+    return no_rest_tasks() if entries is None else converted(entries, files.plan_filter, **options)
+
+
+def _planned(scan: Scan, *, null_partitions: bool, stats_ids: Collection[int]) -> Relation:
+    refuse_dropped(scan.state, scan.schema(), scan.selected_fields, scan.case_sensitive)
+    choice, started = scan.plan_choice, time.perf_counter()
+    matched = match_deletes(read_entries(choice, metrics_columns(stats_ids))).rows
+    tasks = converted(matched, scan.plan_filter, null_partitions=null_partitions, stats_ids=stats_ids)
+    choice.report(started, partial(result_of, matched))
+    return tasks
+
+
+def converted(
     matched: Relation, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
 ) -> Relation:
     """Convert planned data entries to scan tasks of the REST protocol. A DataFrame is lazy.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -13,18 +14,16 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.commit.next_root import conform, same_manifest_dv
-from sparkmeta.entries.arrays import is_live, whole
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.arrays import is_live, live_counts, may_be_live, whole
+from sparkmeta.entries.projection import CONTENT_STATS, DV_COLUMNS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
-from sparkmeta.manifests.v4.layout import tree_schema
-from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
-from sparkmeta.plan.choose import DV_COLUMNS
-from sparkmeta.plan.pairs import leaf_overlaps, overlaps
-from sparkmeta.plan.prune import live_manifests
+from sparkmeta.manifests.v4.layout import conform, tree_schema
+from sparkmeta.manifests.v4.root import same_manifest_dv
+from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT, MASKED
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
+from sparkmeta.snapshot.overlaps import leaf_overlaps, overlaps
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
 if TYPE_CHECKING:
@@ -401,3 +400,27 @@ def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence
 def search_all(manifests: pa.Table) -> Candidates:
     """Return a stage that searches the given manifests."""
     return lambda _: manifests
+
+
+def manifests_where(manifests: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the manifests that a mask selects.
+
+    Manifests of a partition are often adjacent, and a slice of them copies none of their many columns of stats.
+    """
+    places = np.flatnonzero(pc.fill_null(whole(rows), False))
+    if not len(places) or places[-1] - places[0] == len(places) - 1:
+        return manifests.slice(places[0] if len(places) else 0, len(places))
+    return manifests.filter(rows)
+
+
+def live_manifests(manifests: pa.Table) -> pa.Table:
+    """Return the manifests that may have live files that manifest DVs don't mask."""
+    if MASKED in manifests.column_names:
+        return manifests_where(manifests, pc.greater(live_files(manifests), 0))
+    return manifests_where(manifests, may_be_live(manifests))
+
+
+def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
+    counts = live_counts(manifests)
+    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts

@@ -20,8 +20,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError, UnsupportedError
 from sparkmeta.session import is_connect
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.files import executor_reader, how_tasks_can
 from sparkmeta.storage.location import is_local
 
 if TYPE_CHECKING:
@@ -295,3 +297,17 @@ class TableState:
 
         trees = self.types.tree_types if self.has_trees else None
         return ManifestReader(self.sessions, self.settings, self.access, self.types, self.tree, trees)
+
+
+def task_reader(state: TableState) -> ExecutorReader:
+    """Return the reader that opens the table's files in tasks.
+
+    Raises:
+        UnsupportedError: tasks can't open the files.
+    """
+    reader = executor_reader(state.files)
+    if reader is None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: its executors can't open its files: {how_tasks_can(state.files)}"
+        )
+    return reader

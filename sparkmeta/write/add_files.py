@@ -20,12 +20,12 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.sorted_manifests import most_tasks
-from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column
 from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
+from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize

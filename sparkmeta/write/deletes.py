@@ -25,12 +25,11 @@ from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import matching, names, select, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.sorted_manifests import task_reader
 from sparkmeta.plan.deletes.rules import data_path, is_global
-from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
-from sparkmeta.snapshot.search import live_relation
+from sparkmeta.snapshot.search import live_manifests, live_relation
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.table_properties import choice_property, number_property

@@ -12,9 +12,9 @@ from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, MapType
 
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.inspect.files import leaf_columns
 from sparkmeta.inspect.manifest_rows import all_manifests_rows, manifest_rows
 from sparkmeta.inspect.position_deletes import row_field
+from sparkmeta.plan.file_columns import leaf_columns
 from sparkmeta.spec.schema import schema_from_json
 from tests.inspect.comparison import assert_same_rows, collected
 from tests.peers.java import METADATA_TABLES
@@ -89,7 +89,7 @@ def test_only_the_columns_that_are_asked_for(table: sm.Table) -> None:
 
 
 def test_what_is_not_asked_for_is_not_read(table: sm.Table) -> None:
-    from sparkmeta.inspect.files import files_selection
+    from sparkmeta.plan.file_columns import files_selection
 
     paths = files_selection(table.state, ["file_path"]).projection
     assert set(paths.columns) == {"location", "version_info"}

@@ -16,7 +16,7 @@ from pyiceberg.partitioning import PartitionSpec
 import sparkmeta as sm
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.write import leaf_row
-from sparkmeta.plan.pairs import leaf_overlaps
+from sparkmeta.snapshot.overlaps import leaf_overlaps
 from sparkmeta.spec.entry import ContentType
 from tests.costs import limit
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes, stats

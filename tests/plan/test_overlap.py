@@ -19,7 +19,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.plan.pairs import overlaps
+from sparkmeta.snapshot.overlaps import overlaps
 
 Tuple = dict[int, Any]
 Summary = dict[str, Any] | None

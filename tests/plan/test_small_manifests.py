@@ -11,6 +11,7 @@ import sparkmeta as sm
 from sparkmeta import session
 from sparkmeta.manifests import placement, reader
 from sparkmeta.plan import filter as plan_filter
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
 from tests.plans import optimized_plan
 from tests.trees import BY_PART, TreeTable
@@ -142,7 +143,7 @@ def test_rest_tasks_have_the_stats_of_files_in_the_root(spark: SparkSession, tmp
     tree = TreeTable(tmp_path / "t", BY_PART)
     files = [tree_data(f"x:{low}", content_stats=tree_stats("a", (low, low + 5))) for low in (1, 2)]
     tree.snapshot(added=[tree.leaf("m", files[0]), files[1]])
-    tasks = [json.loads(row.task) for row in tree.load(spark).scan().to_rest_tasks(stats_fields=["id"]).collect()]
+    tasks = [json.loads(row.task) for row in to_rest_tasks(tree.load(spark).scan(), stats_fields=["id"]).collect()]
     bounds = {task["data-file"]["file-path"]: task["data-file"]["lower-bounds"] for task in tasks}
     assert bounds == {f"x:{low}": {"keys": [1], "values": [f"0{low}".ljust(16, "0")]} for low in (1, 2)}
 

@@ -14,6 +14,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, from_spark
 from sparkmeta.rows import masks
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.peers.java import Java
@@ -443,7 +444,7 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
     for names, asked in (
         ("select", lambda: table.scan().select(["id"])),  # type: ignore[arg-type]
         ("use_ref", lambda: table.scan().use_ref(["main"])),  # type: ignore[arg-type]
-        ("stats_fields", lambda: table.scan().to_rest_tasks(stats_fields="id")),
+        ("stats_fields", lambda: to_rest_tasks(table.scan(), stats_fields="id")),
         ("split-size", lambda: table.scan(options={"split-size": 10**30}).plan_tasks()),
     ):
         with pytest.raises(ValidationError, match=f"{names} is .*: expected"):

@@ -16,6 +16,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimeType
 
 import sparkmeta as sm
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from tests.avro.avro_files import field as avro_field
 from tests.handmade import SNAPSHOT_ID, HandmadeTable, data, position_deletes
 from tests.rows.row_table import RowTable
@@ -171,7 +172,7 @@ def test_filters_on_a_date_that_was_promoted_later(
     }.items():
         scan = table.scan(row_filter, snapshot_id=SNAPSHOT_ID)
         assert {row.file_path.rpartition("/")[2] for row in scan.plan_files().collect()} == expected, row_filter
-        tasks = [json.loads(row.task) for row in scan.to_rest_tasks().collect()]
+        tasks = [json.loads(row.task) for row in to_rest_tasks(scan).collect()]
         assert len(tasks) == len(expected), row_filter
         if make is by_date and row_filter == "v > '1800-01-01'":
             assert {task["residual-filter"] for task in tasks} == {True}

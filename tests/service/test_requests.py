@@ -32,6 +32,7 @@ from sparkmeta.service.access import ANYBODY, Principal, Principals, ServeOption
 from sparkmeta.service.pages import PageWriter, Spool, cut_pages
 from sparkmeta.service.plans import Tables
 from sparkmeta.service.requests import ApiError, parse_plan_request
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from sparkmeta.session import SessionSource
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
@@ -666,8 +667,8 @@ def test_a_dropped_partition_column(spark: SparkSession, tmp_path: Path):
         assert len(client.planned("t", snapshot_id=before)) == 2
     loaded = sm.load_table(table.metadata_location, spark=spark)
     with pytest.raises(sm.UnsupportedError, match="partition values of s, which the table's current schema lacks"):
-        loaded.scan(snapshot_id=before).to_rest_tasks()
-    assert loaded.scan(snapshot_id=before).select("id").to_rest_tasks().count() == 2
+        to_rest_tasks(loaded.scan(snapshot_id=before))
+    assert to_rest_tasks(loaded.scan(snapshot_id=before).select("id")).count() == 2
 
 
 def test_a_partition_column_of_another_type(spark: SparkSession, tmp_path: Path):

@@ -525,3 +525,44 @@ def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_struct(field.type):
         return pa.StructArray.from_arrays(values.flatten(), fields=list(field.type), mask=values.is_null())
     return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Convert rows of one `tree_schema` to another. Stats missing from the target are dropped; new ones are null."""
+    if table.schema.equals(schema):
+        return table
+    columns = [
+        _conform_stats(table.column(field.name).combine_chunks(), field.type)
+        if pa.types.is_struct(field.type) and field.name == "content_stats"
+        else table.column(field.name)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
+    values = whole(values)
+    index_of_name = {field.name: index for index, field in enumerate(values.type)}
+    stats_of_fields = values.flatten()
+    children = [
+        stats_of_fields[index_of_name[field.name]].cast(field.type)
+        if field.name in index_of_name
+        else pa.nulls(len(values), field.type)
+        for field in kind
+    ]
+    if not children:
+        return pa.array([{}] * len(values), kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+
+
+def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
+    """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
+
+    The rows have no stats, and placeholder numbers in `version_info`: the commit sets the numbers.
+    """
+    schema, row_count = tree_schema({}), len(values["location"])
+    kind = schema.field("version_info").type
+    numbers = pa.repeat(pa.scalar({field.name: 1 for field in kind}, kind), row_count)
+    columns = {**values, "version_info": numbers}
+    arrays = [columns.get(field.name, pa.nulls(row_count, field.type)) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)

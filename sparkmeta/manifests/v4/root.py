@@ -6,6 +6,7 @@ commits move files into leaves.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -359,3 +360,10 @@ class _Checks:
         for row in indices_where(pc.fill_null(wrong, False)).to_pylist():
             kind = self.table.column("content_type")[row].as_py()
             self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))
+
+
+def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Return whether two manifest DVs have the same stored bitmap, without reading it, or are both None."""
+    if dv is None or other is None:
+        return dv is other
+    return all(dv[name] == other[name] for name in ("location", "deletion_vector", "record_count"))

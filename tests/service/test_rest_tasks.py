@@ -22,6 +22,7 @@ from pyiceberg.types import NestedField, UUIDType
 import sparkmeta as sm
 from sparkmeta.columns.terms import TransformedColumn
 from sparkmeta.errors import translated_errors
+from sparkmeta.service.rest_tasks import to_rest_tasks
 from tests.conftest import configured
 from tests.handmade import (
     BY_DAY_AND_BUCKET,
@@ -47,7 +48,7 @@ DELETES = TypeAdapter(RESTDeleteFile)
 
 def tasks(scan: Any, **options: Any) -> list[tuple[RESTFileScanTask, list[Any], int]]:
     """The tasks of a scan, by path, as pyiceberg's models, with their deletes and the rows that match for sure."""
-    rows = scan.to_rest_tasks(**options).collect()
+    rows = to_rest_tasks(scan, **options).collect()
     parsed = [
         (
             RESTFileScanTask.model_validate(_known(row.task)),
@@ -101,7 +102,7 @@ def test_transforms_select_partitions_exactly(by_day: sm.Table, predicate, two_v
     assert sorted(partitioned) == sorted(
         f"file:///t/{4 * place + bucket}.parquet" for place in wanted for bucket in range(4)
     )
-    (other,) = [row.task for row in scan.to_rest_tasks().collect() if "other.parquet" in row.task]
+    (other,) = [row.task for row in to_rest_tasks(scan).collect() if "other.parquet" in row.task]
     residual = json.loads(other)["residual-filter"]
     leaves = [residual] if "term" in residual else [residual["left"], residual["right"]]
     assert len(leaves) == (2 if predicate is e.NotEqualTo and not two_valued else 1)
@@ -130,7 +131,7 @@ def test_transforms_with_other_predicates(by_day: sm.Table):
 
 def test_null_in_a_partition(by_day: sm.Table):
     scan = by_day.scan(e.IsNull(TransformedColumn(DayTransform(), "ts")))
-    partitions = [json.loads(row.task)["data-file"]["partition"] for row in scan.to_rest_tasks().collect()]
+    partitions = [json.loads(row.task)["data-file"]["partition"] for row in to_rest_tasks(scan).collect()]
     assert sorted(partitions) == [[], [None, 0], [None, 1], [None, 2], [None, 3]]
     assert all(task.data_file.partition == [] for task, _, _ in tasks(scan, null_partitions=False))
 
@@ -184,9 +185,9 @@ def test_residuals_have_no_infinities(spark: SparkSession, tmp_path: Path):
         (e.Or(e.In("ratio", {1.0, -math.inf}), e.GreaterThan("id", 3)), True),
         (e.And(e.EqualTo("part", "x"), e.Not(infinite)), True),
     ):
-        (row,) = table.scan(row_filter).to_rest_tasks().collect()
+        (row,) = to_rest_tasks(table.scan(row_filter)).collect()
         assert (json.loads(row.task)["residual-filter"], row.sure_rows) == (residual, 0), row_filter
-    (row,) = table.scan(e.EqualTo("part", "x")).to_rest_tasks().collect()
+    (row,) = to_rest_tasks(table.scan(e.EqualTo("part", "x"))).collect()
     assert row.sure_rows > 0
 
 
@@ -205,7 +206,7 @@ def test_partitions_that_json_lacks_are_refused(spark: SparkSession, tmp_path: P
             pytest.raises(sm.ValidationError, match=f"can't express partition field ratio of {shown}"),
             translated_errors(),
         ):
-            sm.load_table(location, spark=spark).scan().to_rest_tasks().collect()
+            to_rest_tasks(sm.load_table(location, spark=spark).scan()).collect()
 
 
 def test_plans_that_are_refused(spark: SparkSession, tmp_path: Path):
@@ -215,19 +216,19 @@ def test_plans_that_are_refused(spark: SparkSession, tmp_path: Path):
         path = Path(location.removeprefix("file://"))
         path.write_text(json.dumps(json.loads(path.read_text()) | encryption))
         with pytest.raises(sm.UnsupportedError, match=r"can't express the keys of encrypted tables$"):
-            sm.load_table(location, spark=spark).scan().to_rest_tasks()
+            to_rest_tasks(sm.load_table(location, spark=spark).scan())
     shuffled = ({"source-id": 1, "field-id": 1002, "name": "s", "transform": "shuffle[3]"},)
     unknown = HandmadeTable(tmp_path / "unknown", specs=((), shuffled)).add(0, 0, data("file:///t/a"))
     with pytest.raises(sm.UnsupportedError, match="unknown transforms: partition field s of spec 1"):
-        sm.load_table(unknown.write(), spark=spark).scan().to_rest_tasks()
+        to_rest_tasks(sm.load_table(unknown.write(), spark=spark).scan())
     catalog = SqlCatalog("u", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
     catalog.create_namespace("db")
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "u"))
     by_uuid = catalog.create_table("db.u", Schema(NestedField(1, "u", UUIDType())), partition_spec=spec)
     table = sm.load_table(by_uuid.metadata_location, spark=spark)
-    assert not table.scan(e.EqualTo("u", uuid.UUID(int=7))).to_rest_tasks().collect()
+    assert not to_rest_tasks(table.scan(e.EqualTo("u", uuid.UUID(int=7)))).collect()
     with pytest.raises(sm.UnsupportedError, match="partition column u, is different in different engines"):
-        table.scan(e.LessThan("u", uuid.UUID(int=7))).to_rest_tasks()
+        to_rest_tasks(table.scan(e.LessThan("u", uuid.UUID(int=7))))
 
 
 @pytest.fixture(scope="module")
@@ -251,8 +252,8 @@ def test_by_the_schema_of_the_table_or_of_the_snapshot(spark: SparkSession, smal
         update.rename_column("note", "renamed")
     scan = sm.load_table(small.metadata_location, spark=spark).scan("renamed = 'b'", snapshot_id=first)
     with pytest.raises(sm.InvalidFilterError, match="no column 'renamed'"):
-        scan.to_rest_tasks()
-    assert not scan.with_table_schema().to_rest_tasks().collect()
+        to_rest_tasks(scan)
+    assert not to_rest_tasks(scan.with_table_schema()).collect()
     assert scan.with_table_schema().with_table_schema(False).schema() == scan.schema()
 
 
