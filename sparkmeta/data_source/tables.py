@@ -29,6 +29,7 @@ from sparkmeta.inspect.position_deletes import position_deletes_type
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.plan.choose import choose
+from sparkmeta.plan.file_columns import entries_selection, files_selection
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
 from sparkmeta.rows.arrow_reader import row_type
@@ -208,9 +209,9 @@ class MetadataRead(Read):
 def _row_type(name: str, state: TableState, table: Table, columns: list[str] | None) -> StructType:
     """Return the row type of a metadata table, without reading its rows where these are many."""
     if name in _FILES:
-        return files.files_selection(state, columns).files_type()
+        return files_selection(state, columns).files_type()
     if name in _ENTRIES:
-        return files.entries_selection(state, columns).entries_type()
+        return entries_selection(state, columns).entries_type()
     types: dict[str, Callable[[TableState], StructType]] = {
         "manifests": lambda state: manifests(state).row_type,
         "partitions": files.partitions_type,

@@ -101,25 +101,24 @@ def rest_tasks(
     files = scan if isinstance(scan, Scan) else scan.scan
     schemas = (files.schema(), scan.state.metadata.schema())
     ids = stats_ids_of(stats_fields, schemas, files.case_sensitive)
-    options = {"null_partitions": null_partitions, "stats_ids": ids}
     if isinstance(scan, Scan):
-        return _planned(scan, **options)
+        return _planned(scan, null_partitions, ids)
     columns = metrics_columns(ids)
     entries = appended_entries(files.plan_filter, scan.from_exclusive, scan.to_inclusive, columns)
-    return no_rest_tasks() if entries is None else converted(entries, files.plan_filter, **options)
+    return no_rest_tasks() if entries is None else converted(entries, files.plan_filter, null_partitions, ids)
 
 
-def _planned(scan: Scan, *, null_partitions: bool, stats_ids: Collection[int]) -> Relation:
+def _planned(scan: Scan, null_partitions: bool, stats_ids: Collection[int]) -> Relation:
     refuse_dropped(scan.state, scan.schema(), scan.selected_fields, scan.case_sensitive)
     choice, started = scan.plan_choice, time.perf_counter()
     matched = match_deletes(read_entries(choice, metrics_columns(stats_ids))).rows
-    tasks = converted(matched, scan.plan_filter, null_partitions=null_partitions, stats_ids=stats_ids)
+    tasks = converted(matched, scan.plan_filter, null_partitions, stats_ids)
     choice.report(started, partial(result_of, matched))
     return tasks
 
 
 def converted(
-    matched: Relation, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
+    matched: Relation, scan_filter: ScanFilter, null_partitions: bool, stats_ids: Collection[int]
 ) -> Relation:
     """Convert planned data entries to scan tasks of the REST protocol. A DataFrame is lazy.
 
