@@ -322,9 +322,9 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     # Spark would extract common parts of these conditions, and then push none. `coalesce` hides one of them.
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), filter_stats)
-    pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
+    pushed = [any_of(record_count.isNull(), record_count < 0, test) for test in tests]
     whole = as_column(all_of(counted != 0, exact))
-    return Sql(as_column(all_of(counted != 0, *pushed, exact)).text, whole.operation, *whole.operands)
+    return sql.spelled(as_column(all_of(counted != 0, *pushed, exact)), whole.operation, *whole.operands)
 
 
 def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:

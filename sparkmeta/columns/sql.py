@@ -1,6 +1,7 @@
 """Expressions over rows, with the operators and functions of pyspark's Column.
 
-Spark evaluates an expression by its text, and the driver by its operation (`entries.evaluate`).
+An expression is a tree of operations. The driver evaluates it (`entries.evaluate`). Spark gets its text, which is
+rendered when Spark needs it.
 
 On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These expressions stay
 in Python until the whole expression is passed to Spark.
@@ -27,18 +28,40 @@ _NAMES: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 class Sql:
     """An expression of Spark SQL, as for `expr`, that does not depend on session settings.
 
-    Attributes:
-        text: the expression for Spark.
-        operation: a name in `entries.evaluate`; None if only Spark evaluates the expression.
+    Args:
+        operation: a name in `entries.evaluate`, or a function of Spark SQL.
         operands: what the operation applies to: expressions, and names, values or types.
+        text: the expression for Spark if it is not rendered from the operation.
+
+    Attributes:
+        operation: the operation.
+        operands: its operands.
     """
 
-    __slots__ = ("operands", "operation", "text")
+    __slots__ = ("_text", "operands", "operation")
 
-    def __init__(self, text: str, operation: str | None = None, *operands: Any) -> None:
-        self.text = text
+    def __init__(self, operation: str, *operands: Any, text: str | Callable[[], str] | None = None) -> None:
         self.operation = operation
         self.operands = operands
+        self._text = text
+
+    @property
+    def text(self) -> str:
+        """The expression for Spark."""
+        if not isinstance(self._text, str):
+            self._text = self._rendered() if self._text is None else self._text()
+        return self._text
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        # A function that renders text may not be picklable.
+        text = self.text if callable(self._text) else self._text
+        return None, {"operation": self.operation, "operands": self.operands, "_text": text}
+
+    def _rendered(self) -> str:
+        render = _TEXTS.get(self.operation)
+        if render is None:
+            return f"{self.operation}({', '.join(operand.text for operand in self.operands)})"
+        return render(*self.operands)
 
     def column(self) -> Column:
         """Return a Column for the session, classic or Connect."""
@@ -94,24 +117,20 @@ class Sql:
         return self._with("OR", other)
 
     def __invert__(self) -> Sql:
-        return Sql(f"(NOT {self.text})", "NOT", self)
+        return Sql("NOT", self)
 
     def _with(self, operator: str, other: object) -> Sql:
-        right = _sql(other)
-        return Sql(f"({self.text} {operator} {right.text})", operator, self, right)
+        return Sql(operator, self, _sql(other))
 
     def __getitem__(self, key: str | int | Sql) -> Sql:
         """Return a field of a struct, or the element of an array at an index from 0."""
-        if isinstance(key, str):
-            return Sql(f"{self.text}.{quoted(key)}", "field", self, key)
-        index = _sql(key)
-        return Sql(f"{self.text}[{index.text}]", "get", self, index)
+        return Sql("field", self, key) if isinstance(key, str) else Sql("element", self, _sql(key))
 
     def isNull(self) -> Sql:  # noqa: N802  named like Column's, and so below
-        return Sql(f"({self.text} IS NULL)", "IS NULL", self)
+        return Sql("IS NULL", self)
 
     def isNotNull(self) -> Sql:  # noqa: N802
-        return Sql(f"({self.text} IS NOT NULL)", "IS NOT NULL", self)
+        return Sql("IS NOT NULL", self)
 
     def eqNullSafe(self, other: object) -> Sql:  # noqa: N802
         return self._with("<=>", other)
@@ -121,11 +140,10 @@ class Sql:
 
     def isin(self, values: Iterable[object]) -> Sql:
         literals = [_sql(value) for value in values]
-        texts = ", ".join(value.text for value in literals)
-        return Sql(f"({self.text} IN ({texts}))", "IN", self, *literals) if literals else lit(False)
+        return Sql("IN", self, *literals) if literals else lit(False)
 
     def cast(self, kind: str | DataType) -> Sql:
-        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else _type_text(kind)})", "CAST", self, kind)
+        return Sql("CAST", self, kind)
 
 
 class Aliased(Sql):
@@ -134,11 +152,15 @@ class Aliased(Sql):
     __slots__ = ("name",)
 
     def __init__(self, value: Sql, name: str) -> None:
-        super().__init__(value.text, value.operation, *value.operands)
+        super().__init__(value.operation, *value.operands, text=value._text)
         self.name = name
 
     def column(self) -> Column:
         return super().column().alias(self.name)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        nothing, values = super().__getstate__()
+        return nothing, values | {"name": self.name}
 
     @property
     def selected(self) -> str:
@@ -152,25 +174,19 @@ class Case(Sql):
     __slots__ = ()
 
     def __init__(self, *branches: Sql) -> None:
-        super().__init__(f"(CASE{_when(branches)} END)", "CASE", *branches)
+        super().__init__("CASE", *branches)
 
     def when(self, condition: Sql, value: object) -> Case:
         return Case(*self.operands, condition, _sql(value))
 
     def otherwise(self, value: object) -> Sql:
-        other = _sql(value)
-        return Sql(f"(CASE{_when(self.operands)} ELSE {other.text} END)", "CASE", *self.operands, other)
-
-
-def _when(branches: Sequence[Sql]) -> str:
-    pairs = zip(branches[::2], branches[1::2], strict=True)
-    return "".join(f" WHEN {condition.text} THEN {value.text}" for condition, value in pairs)
+        return Sql("CASE", *self.operands, _sql(value))
 
 
 def col(path: str) -> Sql:
     """Return a column or a nested field, named as for pyspark's `col`: with dots, and backticks around odd names."""
     names = [name[1:-1].replace("``", "`") if name[0] == "`" else name for name in _NAMES.findall(path)]
-    column = Sql(quoted(names[0]), "column", names[0])
+    column = Sql("column", names[0])
     for name in names[1:]:
         column = column[name]
     return column
@@ -194,7 +210,7 @@ def quoted(name: str) -> str:
 
 def lit(value: bool | str | float | None) -> Sql:
     """Return a literal. Integers are int if they fit, else bigint."""
-    return Sql(_literal(value), "literal", value)
+    return Sql("literal", value)
 
 
 def _literal(value: bool | str | float | None) -> str:
@@ -219,8 +235,17 @@ def string_literal(text: str) -> str:
 
 def call(name: str, *arguments: object) -> Sql:
     """Return a call of a function of Spark SQL."""
-    operands = [_sql(argument) for argument in arguments]
-    return Sql(f"{name}({', '.join(operand.text for operand in operands)})", name, *operands)
+    return Sql(name, *map(_sql, arguments))
+
+
+def spelled(by_spark: Sql, operation: str, *operands: Any) -> Sql:
+    """Return an expression that the driver evaluates by another operation than Spark, with equal results."""
+    return Sql(operation, *operands, text=lambda: by_spark.text)
+
+
+def spark_only(text: str | Callable[[], str]) -> Sql:
+    """Return an expression that only Spark evaluates, by its text."""
+    return Sql("expression of Spark", text=text)
 
 
 def when(condition: Sql, value: object) -> Case:
@@ -230,15 +255,12 @@ def when(condition: Sql, value: object) -> Case:
 
 def chain(operator: str, operands: Sequence[Sql]) -> Sql:
     """Join operands by AND or OR, without nesting: Spark balances the chain, and is slow to parse parentheses."""
-    if len(operands) == 1:
-        return operands[0]
-    return Sql(f"({f' {operator} '.join(operand.text for operand in operands)})", operator, *operands)
+    return operands[0] if len(operands) == 1 else Sql(operator, *operands)
 
 
 def struct(*fields: Aliased) -> Sql:
     """Return a struct of fields."""
-    text = ", ".join(f"{string_literal(field.name)}, {field.text}" for field in fields)
-    return Sql(f"named_struct({text})", "struct", *fields)
+    return Sql("struct", *fields)
 
 
 array: Final = partial(call, "array")
@@ -252,7 +274,7 @@ size: Final = partial(call, "size")
 
 def number_of_key(texts: Sql, key: str) -> Sql:
     """Return the number in a map of texts; null if there is no such key, or its text is no whole number of 64 bits."""
-    return Sql(f"try_cast({texts.text}[{string_literal(key)}] AS bigint)", "number of key", texts, key)
+    return Sql("number of key", texts, key)
 
 
 def empty_array(element: Sql) -> Sql:
@@ -283,8 +305,7 @@ def transform(values: Sql, change: Callable[[Sql], Sql]) -> Sql:
 def let(value: Sql, use: Callable[[Sql], Sql]) -> Sql:
     """Return an expression over a value that is computed once, even if it occurs several times."""
     with _Scope() as (variable, _):
-        body = use(variable)
-    return Sql(f"get(transform(array({value.text}), {variable.text} -> {body.text}), 0)", "let", value, variable, body)
+        return Sql("let", value, variable, use(variable))
 
 
 def lookup(values: Sequence[str], index: Sql) -> Sql:
@@ -293,17 +314,13 @@ def lookup(values: Sequence[str], index: Sql) -> Sql:
     The texts are one literal that Spark folds into an array: it needs no join and stays small for any number of them.
     They must not contain the character NUL.
     """
-    joined = string_literal(_SEPARATOR.join(values))
-    text = f"get(split({joined}, {string_literal(_SEPARATOR)}), {index.text})"
-    return Sql(text, "lookup", tuple(values), index)
+    return Sql("lookup", tuple(values), index)
 
 
 def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
     """Return a fold of an array from the left."""
     with _Scope() as (left, right):
-        body = join(left, right)
-    text = f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})"
-    return Sql(text, "aggregate", values, start, left, right, body)
+        return Sql("aggregate", values, start, left, right, join(left, right))
 
 
 def columns(*names: str) -> list[Aliased]:
@@ -325,14 +342,18 @@ def total(values: Sql, number: Callable[[Sql], Sql]) -> Sql:
     """Return the sum of a whole number over the elements of an array."""
     with _Scope() as (element, added):
         body = number(element)
-    text = f"aggregate({values.text}, 0L, ({added.text}, {element.text}) -> {added.text} + {body.text})"
-    return Sql(text, "total", values, element, body)
+    # The sum is a variable of the text only.
+    text = partial(_total_text, values, element, added, body)
+    return Sql("total", values, element, body, text=text)
+
+
+def _total_text(values: Sql, element: Sql, added: Sql, body: Sql) -> str:
+    return f"aggregate({values.text}, 0L, ({added.text}, {element.text}) -> {added.text} + {body.text})"
 
 
 def _higher(function: str, values: Sql, of_element: Callable[[Sql], Sql]) -> Sql:
     with _Scope() as (element, _):
-        body = of_element(element)
-    return Sql(f"{function}({values.text}, {element.text} -> {body.text})", function, values, element, body)
+        return Sql(function, values, element, of_element(element))
 
 
 class _Scope:
@@ -343,7 +364,7 @@ class _Scope:
     def __enter__(self) -> tuple[Sql, Sql]:
         depth = getattr(self._open, "depth", 0)
         self._open.depth = depth + 1
-        return Sql(f"_x{depth}", "column", f"_x{depth}"), Sql(f"_y{depth}", "column", f"_y{depth}")
+        return Sql("column", f"_x{depth}"), Sql("column", f"_y{depth}")
 
     def __exit__(self, *_: object) -> None:
         self._open.depth -= 1
@@ -366,3 +387,69 @@ def _type_text(kind: DataType) -> str:
 
 def _sql(value: Any) -> Sql:
     return value if isinstance(value, Sql) else lit(value)
+
+
+# -- The texts of operations ------------------------------------------------------------------------------------------
+# Other operations are functions of Spark SQL, and their operands the arguments.
+
+
+def _infix(operator: str, *operands: Sql) -> str:
+    return f"({f' {operator} '.join(operand.text for operand in operands)})"
+
+
+def _case_text(*branches: Sql) -> str:
+    pairs = zip(branches[::2], branches[1::2], strict=False)
+    whens = "".join(f" WHEN {condition.text} THEN {value.text}" for condition, value in pairs)
+    otherwise = f" ELSE {branches[-1].text}" if len(branches) % 2 else ""
+    return f"(CASE{whens}{otherwise} END)"
+
+
+def _in_text(value: Sql, *literals: Sql) -> str:
+    return f"({value.text} IN ({', '.join(literal.text for literal in literals)}))"
+
+
+def _cast_text(value: Sql, kind: str | DataType) -> str:
+    return f"CAST({value.text} AS {kind if isinstance(kind, str) else _type_text(kind)})"
+
+
+def _struct_text(*fields: Aliased) -> str:
+    return f"named_struct({', '.join(f'{string_literal(field.name)}, {field.text}' for field in fields)})"
+
+
+def _lookup_text(values: Sequence[str], index: Sql) -> str:
+    joined = string_literal(_SEPARATOR.join(values))
+    return f"get(split({joined}, {string_literal(_SEPARATOR)}), {index.text})"
+
+
+def _let_text(value: Sql, variable: Sql, body: Sql) -> str:
+    return f"get(transform(array({value.text}), {variable.text} -> {body.text}), 0)"
+
+
+def _fold_text(values: Sql, start: Sql, left: Sql, right: Sql, body: Sql) -> str:
+    return f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})"
+
+
+def _lambda_text(function: str, values: Sql, element: Sql, body: Sql) -> str:
+    return f"{function}({values.text}, {element.text} -> {body.text})"
+
+
+_INFIX: Final = ("=", "<", "<=", ">", ">=", "<=>", "+", "-", "/", "div", "%", "AND", "OR")
+_TEXTS: Final[Mapping[str, Callable[..., str]]] = {
+    **{operator: partial(_infix, operator) for operator in _INFIX},
+    **{function: partial(_lambda_text, function) for function in ("exists", "forall", "filter", "transform")},
+    "NOT": lambda value: f"(NOT {value.text})",
+    "IS NULL": lambda value: f"({value.text} IS NULL)",
+    "IS NOT NULL": lambda value: f"({value.text} IS NOT NULL)",
+    "IN": _in_text,
+    "CAST": _cast_text,
+    "CASE": _case_text,
+    "column": quoted,
+    "literal": _literal,
+    "field": lambda value, name: f"{value.text}.{quoted(name)}",
+    "element": lambda value, index: f"{value.text}[{index.text}]",
+    "struct": _struct_text,
+    "number of key": lambda texts, key: f"try_cast({texts.text}[{string_literal(key)}] AS bigint)",
+    "let": _let_text,
+    "lookup": _lookup_text,
+    "aggregate": _fold_text,
+}

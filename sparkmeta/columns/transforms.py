@@ -424,7 +424,7 @@ def partition_value(transform: Transform[Any, Any], source: IcebergType, value: 
         case IdentityTransform():
             return value
         case VoidTransform():
-            return Sql("NULL").cast(spark_type(source))
+            return sql.lit(None).cast(spark_type(source))
         case BucketTransform():
             hashed = _hashed(source, value)
             return None if hashed is None else sql.when(value.isNotNull(), _bucket(hashed, transform.num_buckets))
@@ -436,7 +436,7 @@ def partition_value(transform: Transform[Any, Any], source: IcebergType, value: 
 
 
 def _bucket(hashed: Sql, count: int) -> Sql:
-    return Sql(f"(({hashed.text} & 2147483647) % {count})")
+    return sql.spark_only(f"(({hashed.text} & 2147483647) % {count})")
 
 
 def _hashed(source: IcebergType, value: Sql) -> Sql | None:
@@ -462,7 +462,7 @@ def _hash(value: Sql) -> Sql:
 
 def _floor_div(value: Sql, unit: int) -> Sql:
     """Return a bigint divided by a unit and rounded down."""
-    return Sql(f"({value.text} div {unit} - CAST({value.text} % {unit} < 0 AS BIGINT))")
+    return sql.spark_only(f"({value.text} div {unit} - CAST({value.text} % {unit} < 0 AS BIGINT))")
 
 
 def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
@@ -481,11 +481,11 @@ def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
         case DecimalType() if source.precision < _MOST_DIGITS or source.scale <= _KEPT_SCALE:
             step = Decimal(width).scaleb(-source.scale)
             kind = f"DECIMAL({source.precision}, {source.scale})"
-            wide = Sql(f"CAST('{step:f}' AS DECIMAL({_MOST_DIGITS}, {source.scale}))")
-            remainder = Sql(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
+            wide = sql.spark_only(f"CAST('{step:f}' AS DECIMAL({_MOST_DIGITS}, {source.scale}))")
+            remainder = sql.spark_only(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
             if step >= 10 ** (source.precision - source.scale):
                 return None
-            return Sql(f"TRY_CAST({sql.call('try_subtract', value, remainder).text} AS {kind})")
+            return sql.spark_only(f"TRY_CAST({sql.call('try_subtract', value, remainder).text} AS {kind})")
     return None
 
 
@@ -503,16 +503,18 @@ def _period(transform: TimeTransform[Any], source: IcebergType, value: Sql) -> S
     if isinstance(transform, HourTransform):
         if isinstance(source, TimestampType):
             days = sql.call("unix_date", value.cast("DATE"))
-            return Sql(f"({days.text} * 24 + {sql.call('hour', value).text})")
+            return sql.spark_only(f"({days.text} * 24 + {sql.call('hour', value).text})")
         return _floor_div(_micros(source, value), _HOUR_MICROS).cast("INT")
     day = _day(source, value)
     match transform:
         case DayTransform():
             return day
         case MonthTransform():
-            return sql.let(day, lambda date: Sql(f"((year({date.text}) - 1970) * 12 + month({date.text}) - 1)"))
+            return sql.let(
+                day, lambda date: sql.spark_only(f"((year({date.text}) - 1970) * 12 + month({date.text}) - 1)")
+            )
         case YearTransform():
-            return Sql(f"(year({day.text}) - 1970)")
+            return sql.spark_only(f"(year({day.text}) - 1970)")
     raise ValueError(f"{transform} is not a transform of Iceberg")
 
 

@@ -386,7 +386,9 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
     Raises:
         ArithmeticError: a Decimal has a finer scale than the type.
     """
-    return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive), "typed literal", value, primitive)
+    if isinstance(value, Sql):
+        return value
+    return Sql("typed literal", value, primitive, text=literal_sql(value, primitive))
 
 
 def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
@@ -436,11 +438,11 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
 def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
     """Convert a value in bound form to ``spark_type``: UUIDs to text."""
     if str(primitive) == "uuid":
-        text = sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT).text
-        return Sql(text, "uuid text", column)
+        text = sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT)
+        return sql.spelled(text, "uuid text", column)
     return column
 
 
 def uuid_value(text: Sql) -> Sql:
     """Convert the text of a UUID to bound form."""
-    return Sql(sql.call("unhex", sql.call("replace", text, "-", "")).text, "uuid bytes", text)
+    return sql.spelled(sql.call("unhex", sql.call("replace", text, "-", "")), "uuid bytes", text)

@@ -394,7 +394,7 @@ def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[p
     """Return lists, the index of each element's list, the elements, and the value of an expression for each element."""
     array = rows.array(lists)
     parents, elements = _elements(array)
-    scope = rows.take(parents, **{variable.text: elements})
+    scope = rows.take(parents, **{variable.operands[0]: elements})
     return array, parents, elements, scope.array(body)
 
 
@@ -415,7 +415,7 @@ def _forall(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
 def _values_of_elements(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> Iterator[Values]:
     """Yield the values of an expression for each element of an array that lists its elements."""
     for element in elements.operands:
-        yield rows.with_variables(**{variable.text: rows.evaluate(element)}).evaluate(body)
+        yield rows.with_variables(**{variable.operands[0]: rows.evaluate(element)}).evaluate(body)
 
 
 def _some(lists: pa.Array, parents: pa.Array, holds: pa.Array) -> pa.Array:
@@ -456,7 +456,7 @@ def _total(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
 
 
 def _let(rows: _Rows, value: Sql, variable: Sql, body: Sql) -> Values:
-    return rows.with_variables(**{variable.text: rows.evaluate(value)}).evaluate(body)
+    return rows.with_variables(**{variable.operands[0]: rows.evaluate(value)}).evaluate(body)
 
 
 def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql) -> Values:
@@ -464,7 +464,9 @@ def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql)
     assert lists.operation == "array"
     result = rows.evaluate(start)
     for element in lists.operands:
-        result = rows.with_variables(**{left.text: result, right.text: rows.evaluate(element)}).evaluate(body)
+        result = rows.with_variables(**{left.operands[0]: result, right.operands[0]: rows.evaluate(element)}).evaluate(
+            body
+        )
     return result
 
 
@@ -790,6 +792,7 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "field": _field_of,
     "array": _list,
     "slice": _slice_of,
+    "element": _element,
     "get": _element,
     "array_contains": _contains,
     "try_element_at": _value_of_key,

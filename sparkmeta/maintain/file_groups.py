@@ -15,7 +15,6 @@ from pyspark.sql.types import LongType, StructType
 from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.columns.sql import Sql
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
@@ -217,7 +216,9 @@ PLAN_ORDER: Final = ("manifest_number", "manifest_pos")
 _GROUP: Final = "group"
 _KEY: Final = "group_key_{}"
 _DELETED: Final = sql.aggregate(
-    sql.filter(sql.col("deletes"), names_file), Sql("0L"), lambda total, delete: total + delete["record_count"]
+    sql.filter(sql.col("deletes"), names_file),
+    sql.spark_only("0L"),
+    lambda total, delete: total + delete["record_count"],
 )
 _IS_DEAD: Final = (
     "record_count = 0 OR record_count > 0 AND exists(deletes, delete -> delete.file_format = 'PUFFIN' AND "

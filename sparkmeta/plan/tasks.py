@@ -157,7 +157,7 @@ def single_value(value: Sql, kind: Any) -> Sql:
     """Return a value in JSON single-value serialization, before quoting (table spec, Appendix D)."""
     for kinds, by_spark, convert in _SINGLE_VALUES:
         if isinstance(kind, kinds):
-            return Sql(by_spark(value).text, "by value", value, convert)
+            return sql.spelled(by_spark(value), "by value", value, convert)
     return public_value(value, kind) if isinstance(kind, PrimitiveType) else value
 
 

@@ -203,7 +203,7 @@ def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
 
     map_part = sql.struct(keys.alias("keys"), sql.transform(keys, value).alias("values"))
     by_spark = sql.when(sql.call("size", keys) > 0, map_part).otherwise(None)
-    return Sql(by_spark.text, "map part", values, sorted(stats_ids))
+    return sql.spelled(by_spark, "map part", values, sorted(stats_ids))
 
 
 def no_rest_tasks() -> pa.Table:
@@ -369,11 +369,11 @@ def _value(state: TableState, field: PartitionField) -> Sql:
     with_nulls = sql.call("map", "ignoreNullFields", "false")
     wrapped = sql.call("to_json", sql.struct(single_value(value, kind).alias("x")), with_nulls)
     by_spark = sql.call("substring", wrapped, 6, sql.call("length", wrapped) - 6)
-    text = Sql(by_spark.text, "json", single_value(value, kind))
+    text = sql.spelled(by_spark, "json", single_value(value, kind))
     if not is_floating(kind):
         return text
     finite = value.isNull() | (sql.call("abs", value) < sql.lit(float("inf")))
-    spelled = Sql(value.cast("string").text, "by value", value, _not_finite)
+    spelled = sql.spelled(value.cast("string"), "by value", value, _not_finite)
     problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", spelled)
     return sql.when(finite, text).otherwise(sql.call("raise_error", problem).cast("string"))
 

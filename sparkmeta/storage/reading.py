@@ -64,7 +64,7 @@ def of_text(value: Sql, text: Sql, convert: Callable[[str], Any], kind: pa.DataT
         convert: the function.
         kind: the type of its results. Defaults to string.
     """
-    return Sql(value.text, "by value", text, convert, kind or pa.string())
+    return sql.spelled(value, "by value", text, convert, kind or pa.string())
 
 
 def _part_of(location: Sql, group: int) -> Sql:
@@ -90,7 +90,7 @@ def path_key(location: Sql) -> Sql:
         cases = sql.when(name.isin(("", ".")), names).when(name == "..", above)
         return cases.otherwise(sql.concat(names, sql.array(name)))
 
-    segments = sql.aggregate(sql.call("split", path, "/"), Sql("CAST(array() AS array<string>)"), joined)
+    segments = sql.aggregate(sql.call("split", path, "/"), sql.spark_only("CAST(array() AS array<string>)"), joined)
     changed = sql.concat("/", sql.call("array_join", segments, "/"))
     key = sql.when(sql.call("rlike", path, _ODD), changed).otherwise(path)
     return of_text(key, location, path_of)

@@ -295,7 +295,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
     field_path = path_to(schema, field_id)
     wanted = field_path[-1].field_type
     assert isinstance(wanted, PrimitiveType)
-    value, kind = sql.Sql(""), cast("spark.DataType", rows)
+    value, kind = sql.spark_only(""), cast("spark.DataType", rows)
     for depth, field in enumerate(field_path):
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
             default = _default_value(field, wanted)
@@ -356,7 +356,7 @@ def _nested_field(value: SparkColumn, kind: spark.StructType, field: NestedField
 
 def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:
     if field.write_default is None:
-        return sql.Sql("NULL").cast(spark_type(wanted))
+        return sql.lit(None).cast(spark_type(wanted))
     return public_value(default_literal(field.write_default, wanted), wanted)
 
 
