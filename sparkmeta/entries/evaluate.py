@@ -464,9 +464,8 @@ def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql)
     assert lists.operation == "array"
     result = rows.evaluate(start)
     for element in lists.operands:
-        result = rows.with_variables(**{left.operands[0]: result, right.operands[0]: rows.evaluate(element)}).evaluate(
-            body
-        )
+        variables = {left.operands[0]: result, right.operands[0]: rows.evaluate(element)}
+        result = rows.with_variables(**variables).evaluate(body)
     return result
 
 

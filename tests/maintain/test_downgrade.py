@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.commit import lists
 from sparkmeta.errors import CommitStateUnknownError, UnsupportedError, ValidationError
-from sparkmeta.manifests import sorted_manifests
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import local_frame
+from sparkmeta.snapshot import state as snapshot_state
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
@@ -393,7 +393,7 @@ def test_each_fault_of_a_commit(
 ) -> None:
     """The table is a tree or has version 3, with the same files. A failed attempt leaves no file behind."""
     monkeypatch.setattr(lists, "executor_writer", lambda _: ExecutorWriter({}))
-    monkeypatch.setattr(sorted_manifests, "executor_reader", lambda _: ExecutorReader())
+    monkeypatch.setattr(snapshot_state, "executor_reader", lambda _: ExecutorReader())
     before = delete(append(new_table(interpreted, tmp_path), 1, 2, 3), 2)
     folder = Path(local_path(before.location())) / "metadata"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -26,7 +26,7 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.maintain.rewrite_manifests import REWRITTEN
-from sparkmeta.manifests import sorted_manifests
+from sparkmeta.snapshot import state as snapshot_state
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults, through
@@ -349,7 +349,7 @@ def test_each_fault_of_a_commit(
 ) -> None:
     """The table has the old manifests or the new ones, and all of the files that it names."""
     monkeypatch.setattr(lists, "executor_writer", lambda _: ExecutorWriter({}))
-    monkeypatch.setattr(sorted_manifests, "executor_reader", lambda _: ExecutorReader())
+    monkeypatch.setattr(snapshot_state, "executor_reader", lambda _: ExecutorReader())
     before = table_by_letter(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
     contents = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
     expected = paths_of(before)
