@@ -135,20 +135,41 @@ def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
 
 
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column. Structs keep only the children that the type has, by name."""
+    """Cast a column, at every depth. Structs keep only the children that the type has, by name.
+
+    The nulls of structs are carried into their children, and null lists have no elements. Arrow's own cast refuses null
+    structs with required fields.
+    """
     return _narrow(whole(values), kind)
 
 
 def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), kind)
+    if pa.types.is_list(kind):
+        offsets, elements = compact_lists(values)
+        elements = _narrow(elements, kind.value_type)
+        return pa.ListArray.from_arrays(offsets, elements, type=kind, mask=_mask(values))
+    if pa.types.is_map(kind):
+        offsets, pairs = compact_lists(values)
+        keys, items = pairs.flatten()
+        parts = _narrow(keys, kind.key_type), _narrow(items, kind.item_type)
+        return pa.MapArray.from_arrays(offsets, *parts, type=kind, mask=_mask(values))
     if not pa.types.is_struct(kind):
-        return values.cast(kind)
+        return values if values.type == kind else values.cast(kind)
     names = [field.name for field in values.type]
     flat = values.flatten()
     children = [
         _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
         for field in kind
     ]
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+    if not children:
+        return values.cast(kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=_mask(values))
+
+
+def _mask(values: pa.Array) -> pa.BooleanArray | None:
+    return values.is_null() if values.null_count else None
 
 
 def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:

@@ -18,7 +18,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type, uuid_value
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.sorted_manifests import packed
@@ -246,9 +246,8 @@ class MatchingRows:
         """Yield the rows of parts of files; see `RowReader.read`."""
         for batch in self.rows.read(parts):
             matching = where(pa.Table.from_batches([batch]), self.condition)
-            # A cast to the same type would refuse required fields of structs that are null.
             columns = [
-                column if column.type == field.type else column.cast(field.type)
+                column if column.type == field.type else narrowed(column, field.type)
                 for column, field in zip(matching.columns, self.schema, strict=False)
             ]
             yield from pa.Table.from_arrays(columns, schema=self.schema).to_batches()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkmeta.avro.container import records_with_ids
-from sparkmeta.entries.arrays import default_scalar, field_id
+from sparkmeta.entries.arrays import default_scalar, field_id, narrowed
 from sparkmeta.entries.locations import resolved
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -179,11 +179,7 @@ class DeleteRows:
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
-        # Arrow refuses to cast a null struct with required fields, even to its own type.
-        cast = [
-            array if array.type == field.type else array.cast(field.type)
-            for array, field in zip(arrays, self.schema, strict=True)
-        ]
+        cast = [narrowed(array, field.type) for array, field in zip(arrays, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(cast, schema=self.schema)
 
 

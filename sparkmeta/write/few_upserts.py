@@ -15,7 +15,7 @@ from sparkmeta.arrow_types import arrow_type_of, spark_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.rows.columns import projected_column
 from sparkmeta.rows.data_file import column_values, file_columns
 from sparkmeta.rows.resolve import resolve
@@ -136,8 +136,9 @@ class FewUpsert:
         is_unchanged = np.asarray(in_files).copy()
         is_unchanged[self._changed.to_numpy()] = False
         new_rows = self.new_rows
-        unchanged = self._rows.filter(pa.array(is_unchanged)).select(new_rows.column_names)
-        return pa.concat_tables([unchanged.cast(new_rows.schema), new_rows])
+        unchanged = self._rows.filter(pa.array(is_unchanged))
+        columns = [narrowed(unchanged.column(field.name), field.type) for field in new_rows.schema]
+        return pa.concat_tables([pa.Table.from_arrays(columns, schema=new_rows.schema), new_rows])
 
     def masks(self, files: PlannedFiles) -> pa.Table:  # noqa: ARG002  they are the changed ones
         """Return the updated rows as masks of their files."""

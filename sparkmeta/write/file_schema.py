@@ -116,11 +116,13 @@ class FileColumns:
     def _values(
         self, array: pa.Array | None, column: IcebergColumn, kind: pa.DataType, row_count: int, path: tuple[str, ...]
     ) -> pa.Array:
-        if array is None:
-            default = column.default
-            return pa.nulls(row_count, kind) if default is None else pa.repeat(default_scalar(default, kind), row_count)
-        if pa.types.is_null(array.type):
-            return pa.nulls(row_count, kind)
+        if array is None and column.default is not None:
+            return pa.repeat(default_scalar(column.default, kind), row_count)
+        if array is None or pa.types.is_null(array.type):
+            if column.type != "struct":
+                return pa.nulls(row_count, kind)
+            # Its required fields must have values.
+            array = pa.nulls(row_count, pa.struct([]))
         match column.type:
             case "struct":
                 return self._struct(array, column, kind, path)

@@ -20,7 +20,7 @@ from pyarrow import orc
 from sparkmeta.avro.container import SYNC_SIZE, container_blocks, container_header, deflater
 from sparkmeta.avro.schema import fixed_sizes, named_once
 from sparkmeta.avro.write import ColumnEncoder
-from sparkmeta.entries.arrays import field_id
+from sparkmeta.entries.arrays import field_id, narrowed
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.rows.orc import (
@@ -534,9 +534,11 @@ class OrcOutput:
         Raises:
             ValidationError: ORC can't store a time.
         """
-        # Arrow's writer ignores the offsets of slices of structs that have nulls: it writes other rows.
+        # Arrow's writer ignores the offsets of slices of structs that have nulls: it writes other rows. In structs of
+        # structs, it writes the values of children whose parent is null, and shifts all later ones.
         rows = table.take(pa.array(np.arange(len(table))))
-        self._writer.write(self._times.replaced(rows))
+        columns = [narrowed(column, column.type) for column in rows.columns]
+        self._writer.write(self._times.replaced(pa.Table.from_arrays(columns, schema=rows.schema)))
 
     def close(self) -> Written:
         """Write the footer."""

@@ -130,7 +130,9 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
         return _typed(kind.value_type, wanted, as_numbers)
     if pa.types.is_struct(kind):
         inside = {field.name: field.field_type for field in wanted.fields} if isinstance(wanted, StructType) else {}
-        return pa.struct([field.with_type(_typed(field.type, inside.get(field.name), as_numbers)) for field in kind])
+        fields = [field.with_type(_typed(field.type, inside.get(field.name), as_numbers)) for field in kind]
+        # Arrow casts no null struct to one with required fields.
+        return pa.struct([field.with_nullable(True) for field in fields])
     if pa.types.is_map(kind):
         key, item = (wanted.key_type, wanted.value_type) if isinstance(wanted, MapType) else (None, None)
         return pa.map_(
