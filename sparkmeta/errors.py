@@ -178,6 +178,11 @@ def proves_failure(error: BaseException) -> bool:
     return isinstance(error, SparkmetaError | OSError) and not isinstance(error, CommitStateUnknownError)
 
 
+def is_from_spark(error: BaseException) -> bool:
+    """Return whether Spark raised an error, or the one that it was translated from."""
+    return any(type(raised).__module__.startswith(("pyspark.", "py4j.")) for raised in (error, error.__cause__))
+
+
 def is_conflict(error: BaseException) -> bool:
     """Return whether an error says that other commits came first, so that a new plan may succeed.
 

@@ -309,7 +309,7 @@ def let(value: Sql, use: Callable[[Sql], Sql]) -> Sql:
 
 
 def lookup(values: Sequence[str], index: Sql) -> Sql:
-    """Return the text at an index from 0; null beyond the last.
+    """Return the text at an index from 0; null before the first and beyond the last.
 
     The texts are one literal that Spark folds into an array: it needs no join and stays small for any number of them.
     They must not contain the character NUL.

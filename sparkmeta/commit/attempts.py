@@ -17,7 +17,9 @@ from sparkmeta.commit.new_snapshot import SnapshotNames
 from sparkmeta.errors import (
     CommitFailedError,
     NotFoundError,
-    ValidationError,
+    SparkmetaError,
+    first_line,
+    is_from_spark,
     proves_failure,
     translated_errors,
 )
@@ -127,17 +129,20 @@ def _newer_after(
 ) -> TableT:
     """Return a newer version of the table if the attempt failed because files of its version are gone.
 
-    An expiry may have deleted the files. If the attempt failed for another reason, raise its error.
+    An expiry may have deleted the files. If the attempt failed for another reason, raise its error, which proves that
+    nothing was committed.
     """
     newest = _refreshed(table, steps) if may_retry and isinstance(error, NotFoundError) else table
     if newest.version != table.version:
         _discard_snapshots(table, attempted, steps)
         return newest
     _discard_attempts(table, steps)
-    if not isinstance(error, ValidationError):
-        # Tasks of a failed job may still be running.
+    if is_from_spark(error):
+        # Tasks of the failed job may still be running.
         _log_names(table, steps, _MAY_BE_LEFT)
-    raise error
+    if proves_failure(error):
+        raise error
+    raise SparkmetaError(f"{table.metadata.location}: nothing was committed: {first_line(error)}") from error
 
 
 def _current(table: TableT, steps: Sequence[Step]) -> TableT:

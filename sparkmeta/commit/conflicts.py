@@ -87,16 +87,20 @@ class RelevantChanges:
 
     def added(self, content: ContentType, *, rewritten: bool = False) -> list[Relation]:
         """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
-        ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
-        changes = self._changes.of_snapshots(ids)
+        changes = self._changes_of_rows(rewritten=rewritten)
         added = [changes.few_added(content)] if changes.is_few else changes.added(content)
         return [*map(self._matching, added)]
 
-    def removed(self, content: ContentType) -> list[Relation]:
-        """Return the removed files."""
-        changes = self._changes
+    def removed(self, content: ContentType, *, rewritten: bool = True) -> list[Relation]:
+        """Return the removed files, with or without those that rewrites replaced."""
+        changes = self._changes_of_rows(rewritten=rewritten)
         removed = [changes.few_removed(content)] if changes.is_few else changes.removed(content)
         return [*map(self._matching, removed)]
+
+    def _changes_of_rows(self, *, rewritten: bool) -> EntryChanges:
+        """Return the changes, unless `rewritten` without those of rewrites."""
+        ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
+        return self._changes.of_snapshots(ids)
 
     def _matching(self, entries: Relation) -> Relation:
         """Return the relevant entries, including DELETED ones."""
@@ -238,11 +242,14 @@ class Validation:
         row_filter: the rows that the operation read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
         ignores_deletes: whether others may delete rows that the operation read, if it only deletes or adds rows.
+        depends_on_rows: whether the operation depends on rows that it read but does not replace. If it is serializable,
+            others must not delete any of them.
     """
 
     row_filter: BooleanExpression | str | None = None
     isolation: Isolation = "serializable"
     ignores_deletes: bool = False
+    depends_on_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,16 +294,19 @@ def validate(head: TableState, validation: Validation, operation: Operation, sta
         return
     names_rows = operation.names_files or operation.adds_deletes
     scopes = _scopes(head, history, validation.row_filter, operation)
-    if validation.isolation == "serializable":
+    is_serializable = validation.isolation == "serializable"
+    if is_serializable:
         reads_whole_table = validation.row_filter is None and names_rows
         for scope in [changes_matching(head, history, AlwaysTrue())] if reads_whole_table else scopes:
             refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
+    depends_on_rows = is_serializable and validation.depends_on_rows
     by_rows = not validation.ignores_deletes and (operation.removes_by_rows or not names_rows)
     for scope in scopes:
-        if by_rows or (operation.adds_deletes and not validation.ignores_deletes):
+        if depends_on_rows or by_rows or (operation.adds_deletes and not validation.ignores_deletes):
             refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
-        if by_rows:
-            refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
+        if depends_on_rows or by_rows:
+            removed = scope.removed(ContentType.DATA_MANIFEST, rewritten=by_rows)
+            refuse(head, removed, "removed a data file that may match")
 
 
 def refuse_new_data(head: TableState, files: Relation, start: int | None) -> None:
@@ -512,7 +522,9 @@ def refuse_new_deletes(
     compared_deletes = _union(
         [where(added, other_kinds) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head
     )
-    deletes = DeleteEntries(compared_deletes, head.delete_manifests, frozenset(ids))
+    # The small ids in changes are not those of the head's manifests, and files of a root have none.
+    no_manifests = head.delete_manifests.slice(0, 0)
+    deletes = DeleteEntries(compared_deletes, no_manifests, frozenset(ids))
     named = _named_entries(state, files, removal, ids)
     if row := first(where(attach_deletes(named, deletes, state), sql.size(sql.col(DELETES)) > 0)):
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])

@@ -552,6 +552,7 @@ class SnapshotUpdate:
         from_snapshot_id: int | None = None,
         isolation: Isolation = "serializable",
         ignore_deletes: bool = False,
+        depends_on_rows: bool = False,
     ) -> Self:
         """Fail the commit if other commits changed the data that this update is based on (semantics 12.3 to 12.5).
 
@@ -562,7 +563,9 @@ class SnapshotUpdate:
           it only deletes or adds rows, and `ignore_deletes` lets others delete rows as well;
         - removed data files that may match, if this update removes files by filter or partition or only adds data
           files, and `ignore_deletes` is not set;
-        - added data files that may match, if `isolation` is "serializable".
+        - added data files that may match, if `isolation` is "serializable";
+        - new deletes of rows that may match, and removed data files that may match, except those that rewrites replace,
+          if `isolation` is "serializable" and `depends_on_rows` is set.
 
         Args:
             row_filter: the rows that were read to make this change; only changes that may match it are conflicts. As in
@@ -574,6 +577,8 @@ class SnapshotUpdate:
             isolation: "serializable" or "snapshot".
             ignore_deletes: whether deletes and removals of matching rows do not conflict with the deletes that this
                 update adds, nor with an update that removes files by filter or only adds data files.
+            depends_on_rows: whether this update depends on matching rows that it does not replace. A merge, for
+                example, does not insert rows whose keys it has found.
 
         Raises:
             InvalidFilterError: the filter can't be parsed, or does not fit the table's schema.
@@ -584,6 +589,7 @@ class SnapshotUpdate:
         location = self._changes.started.metadata.location
         ISOLATION.check(f"{location}: isolation", isolation)
         FLAG.check(f"{location}: ignore_deletes", ignore_deletes)
+        FLAG.check(f"{location}: depends_on_rows", depends_on_rows)
         if row_filter is not None:
             ScanFilter.of(self._changes.started, row_filter)
         if from_snapshot_id is not None:
@@ -593,7 +599,7 @@ class SnapshotUpdate:
                 problem = f"from_snapshot_id is {from_snapshot_id} and was {earlier}: they must be equal"
                 raise ValidationError(f"{location}: {problem}")
             self._changes.from_snapshot_id = from_snapshot_id
-        self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes))
+        self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes, depends_on_rows))
         return self
 
     def validate_data_files_exist(self, files: GivenFiles, *, with_deletes: bool = False) -> Self:

@@ -587,7 +587,8 @@ def _cast(values: Values, kind: pa.DataType) -> Values:
 
 def _lookup(rows: _Rows, texts: tuple[str, ...], index: Sql) -> Values:
     indices = rows.array(index)
-    return pa.array(texts, pa.string()).take(pc.if_else(pc.less(indices, len(texts)), indices, None))
+    is_index = pc.and_(pc.greater_equal(indices, 0), pc.less(indices, len(texts)))
+    return pa.array(texts, pa.string()).take(pc.if_else(is_index, indices, None))
 
 
 def _key(values: Values) -> Values:

@@ -117,6 +117,11 @@ class FewUpsert:
         return bool(len(self._changed) or len(self._inserted))
 
     @property
+    def depends_on_rows(self) -> bool:
+        """Whether rows of the table that stay unchanged have kept rows of the source from being inserted."""
+        return self.inserts and bool((self._matches >= 0).sum() > len(self._changed))
+
+    @property
     def new_rows(self) -> pa.Table:
         """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
         sources = self.source.take(pa.array(self._matches[self._changed.to_numpy()]))

@@ -486,6 +486,15 @@ class MergedRows:
         return any(len(frame.limit(1).toArrow()) for frame in frames)
 
     @property
+    def depends_on_rows(self) -> bool:
+        """Whether rows of the table that stay unchanged may have kept rows of the source from being inserted."""
+        if self._inserted is None:
+            return False
+        if not self._target_clauses:
+            return self._inserted.count() < self.source.count
+        return bool(len(self._changes.where(F.col(_CLAUSE).isNull()).limit(1).toArrow()))
+
+    @property
     def new_rows(self) -> DataFrame:
         """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
         names = [*self._names, *self.lineage]

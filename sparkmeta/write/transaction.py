@@ -85,11 +85,12 @@ class RowChange:
     def overwrite(self, df: Rows, overwrite_filter: BooleanExpression | str) -> None:
         matching, rows = Matching(self.head, overwrite_filter), self._rows_to_write(df)
         if matching.has_parts:
+            level = self.isolation or "serializable"
             self.update.append(self._write(rows))
-            if self._replace(matching, self.isolation or "serializable"):
-                return
-        else:
-            self.update.overwrite(self._write(rows), row_filter=overwrite_filter)
+            if not self._replace(matching, level):
+                self.update.validate_no_conflicts(overwrite_filter, isolation=level, ignore_deletes=True)
+            return
+        self.update.overwrite(self._write(rows), row_filter=overwrite_filter)
         if self.isolation is not None:
             self.update.validate_no_conflicts(overwrite_filter, isolation=self.isolation)
 
@@ -189,9 +190,12 @@ class RowChange:
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
                 self.update.row_delta(added=added, removed=rows.matching.named(paths))
-        # Other commits may delete or rewrite the rows that new rows were compared with.
-        only_adds = not len(paths)
-        self.update.validate_no_conflicts(rows.matching.row_filter, isolation=level, ignore_deletes=only_adds)
+        self.update.validate_no_conflicts(
+            rows.matching.row_filter,
+            isolation=level,
+            ignore_deletes=not len(paths),
+            depends_on_rows=level == "serializable" and rows.depends_on_rows,
+        )
 
     def _replace(
         self,
