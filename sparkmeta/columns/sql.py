@@ -78,6 +78,9 @@ class Sql:
     def __sub__(self, other: object) -> Sql:
         return self._with("-", other)
 
+    def __mul__(self, other: object) -> Sql:
+        return self._with("*", other)
+
     def __truediv__(self, other: object) -> Sql:
         return self._with("/", other)
 
