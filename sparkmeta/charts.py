@@ -90,6 +90,13 @@ _ROW, _GAP, _MOST_LABELS = 22, 10, 240
 _CHARACTER = 7.4
 _TICKS = 4
 _MOST_MAP_HEIGHT, _MOST_BAR = 190, 10
+# Milliseconds of a part of a time -> the length of times that end with this part.
+_TIME_LENGTHS = (
+    (86_400_000, len("2026-01-31")),
+    (60_000, len("2026-01-31 12:00")),
+    (1000, len("2026-01-31 12:00:00")),
+    (0, len("2026-01-31 12:00:00.000")),
+)
 # The last one that a date can have.
 _LAST_SECOND = 253_402_300_799
 # Files below this size share a bar.
@@ -269,11 +276,12 @@ def timeline(moments: Sequence[Moment]) -> str:
     for moment, value in zip(moments, values, strict=True):
         title = f"{_time(moment.timestamp_ms)}: {show(value)}{', expires' if moment.marked else ''}"
         parts.append(rect(place(moment) - 1, bottom + 3, 2, 8, title, fill=ORANGE if moment.marked else BLUE))
-    days = [("start", left, begin), ("end", WIDTH - _RIGHT, end)]
-    if end - begin > 2:
-        days.insert(1, ("middle", left + space / 2, (begin + end) // 2))
-    for anchor, x, time in days if end > begin else days[-1:]:
-        parts.append(text(x, bottom + 26, _time(time), text_anchor=anchor, **_TICK))
+    times = [begin, (begin + end) // 2, end] if end - begin > 2 else [begin, end]
+    anchors = {begin: "start", end: "end"}
+    for time, label in zip(times, _time_labels(times), strict=True):
+        x = left + (space * (time - begin) / (end - begin) if end > begin else space)
+        if label:
+            parts.append(text(x, bottom + 26, label, text_anchor=anchors.get(time, "middle"), **_TICK))
     flags, height = _flags([(place(moment), ref) for moment in moments for ref in moment.refs], bottom + 34)
     return _chart([*parts, *flags], height, "Live data files over time")
 
@@ -355,6 +363,16 @@ def _edge(exponent: int) -> str:
     return byte_size(1 << exponent).replace(".0 ", " ")
 
 
-def _time(timestamp_ms: int) -> str:
-    seconds = min(max(timestamp_ms // 1000, 0), _LAST_SECOND)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+def _time(timestamp_ms: int, length: int = len("2026-01-31 12:00")) -> str:
+    """Format a time. The length says to which part of it."""
+    bounded = min(max(timestamp_ms, 0), _LAST_SECOND * 1000)
+    shown = datetime.fromtimestamp(bounded // 1000, UTC).replace(microsecond=bounded % 1000 * 1000)
+    return shown.strftime("%Y-%m-%d %H:%M:%S.%f")[:length]
+
+
+def _time_labels(times: Sequence[int]) -> list[str]:
+    """Return labels of ascending times, as exact as needed to tell them apart. The label of a repetition is empty."""
+    span = times[-1] - times[0]
+    length = next(length for step, length in _TIME_LENGTHS if span >= len(times) * step)
+    labels = [_time(time, length) if span else _time(time) for time in times]
+    return [label if label not in labels[place + 1 :] else "" for place, label in enumerate(labels)]

@@ -102,6 +102,10 @@ class UnsupportedError(SparkmetaError, NotImplementedError):
     """The request or the table is valid, but this version of sparkmeta does not support it."""
 
 
+class NoSessionError(UnsupportedError):
+    """Work needs jobs of Spark, and the process has no session, as Spark's Python workers."""
+
+
 class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
     """There is no table at the location or with the name."""
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
-from sparkmeta.errors import SessionError, SparkmetaError, UnsupportedError
+from sparkmeta.errors import NoSessionError, SessionError, SparkmetaError
 from sparkmeta.java import spark_java_home
 from sparkmeta.settings import Settings, environment_conf, is_unavailable, setting, settings
 
@@ -175,8 +175,8 @@ class NoSession(SessionSource):
         return True
 
     def get(self) -> SparkSession:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(
+        """Raise NoSessionError."""
+        raise NoSessionError(
             "this needs jobs of Spark, which Spark's Python workers can't start: use sm.load_table(..., spark) or "
             "Catalog.load_table in Python instead"
         )

@@ -101,6 +101,9 @@ class Sql:
     def __sub__(self, other: object) -> Sql:
         return self._with("-", other)
 
+    def __mul__(self, other: object) -> Sql:
+        return self._with("*", other)
+
     def __truediv__(self, other: object) -> Sql:
         return self._with("/", other)
 

@@ -220,8 +220,7 @@ class ManifestRewriter:
         tasks = RewriteTasks(task_reader(state), forms, self.names.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
         with translated_errors():
-            is_small = len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes
-            if is_small or state.access.alone:
+            if driver_rewrites(state, len(groups), size):
                 written = map_on_driver(units, tasks.rewrite, GROUP_MANIFEST_SCHEMA)
             else:
                 written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()
@@ -241,6 +240,17 @@ class ManifestRewriter:
 
 def _first(manifests: pa.Table, name: str) -> Any:
     return manifests.column(name)[0].as_py()
+
+
+def driver_rewrites(state: TableState, count: int, size: int) -> bool:
+    """Return whether the driver rewrites manifests: if they are few and small, or there is no Spark.
+
+    Args:
+        state: the table.
+        count: the number of manifests.
+        size: their bytes.
+    """
+    return state.access.alone or (count <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes)
 
 
 def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None:

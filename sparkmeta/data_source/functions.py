@@ -18,11 +18,19 @@ from pyspark.sql.types import BooleanType, MapType, StringType, StructType
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
+from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.data_source.changes import read_of
 from sparkmeta.data_source.options import CHANGELOG, ReadOptions
 from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
-from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
+from sparkmeta.errors import (
+    InvalidArgumentError,
+    NoSessionError,
+    SparkmetaError,
+    UnsupportedError,
+    first_line,
+    shown,
+)
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.manifests.placement import ManifestLoad
 from sparkmeta.session import worker_call
@@ -31,7 +39,6 @@ from sparkmeta.text import byte_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.data_source.options import Catalogs
     from sparkmeta.data_source.tables import Read
     from sparkmeta.table import Table
@@ -169,29 +176,30 @@ def publish_changes(refs: ManageSnapshots, wap_id: str) -> object:
     return refs.publish_changes(wap_id)
 
 
-def fast_forward(refs: ManageSnapshots, branch: str, to: str) -> object:
-    """Move a branch to the head of one that descends from it."""
-    return refs.fast_forward(branch, to)
-
-
 PROCEDURES: Final[dict[str, Callable[..., Any]]] = {
     procedure.__name__: procedure
     for procedure in (
         rollback_to_snapshot, rollback_to_timestamp, set_current_snapshot, cherrypick_snapshot, publish_changes,
-        fast_forward,
+        ManageSnapshots.fast_forward, ManageSnapshots.create_tag, ManageSnapshots.replace_tag,
+        ManageSnapshots.remove_tag, ManageSnapshots.create_branch, ManageSnapshots.replace_branch,
+        ManageSnapshots.rename_branch, ManageSnapshots.remove_branch,
     )
 }  # fmt: skip
+_IN_PYTHON: Final = {"cherrypick_snapshot": "cherry_pick"}
+# As in Iceberg's SQL, these take the current snapshot unless one is named.
+_OF_CURRENT: Final = {"create_tag", "replace_tag", "create_branch", "replace_branch"}
 _CALLED: Final = (
     StructType().add("procedure", StringType()).add("committed", BooleanType())
     .add("result", MapType(StringType(), StringType()))
 )  # fmt: skip
-# Operations of `Maintenance` that plan without jobs: whether they commit without jobs too.
+# Operations of `Maintenance`, and what reads the table's manifests: their plan, only their commit, or nothing.
+_PLAN, _COMMIT, _NOTHING = "plan", "commit", "nothing"
 _MAINTENANCE: Final = {
-    "expire_snapshots": True, "upgrade": True, "undo_upgrade": True, "rewrite_manifests": False,
-    "compact_manifests": False,
+    "expire_snapshots": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
+    "remove_dangling_deletes": _PLAN, "rewrite_position_delete_files": _PLAN, "rewrite_manifests": _COMMIT,
+    "compact_manifests": _COMMIT, "compute_partition_stats": _PLAN, "compute_table_stats": _PLAN,
+    "upgrade": _NOTHING, "undo_upgrade": _NOTHING, "downgrade": _PLAN,
 }  # fmt: skip
-# This reads the lists and manifests of many snapshots.
-_LIMITED: Final = "expire_snapshots"
 
 
 def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: bool) -> dict[str, str]:
@@ -199,7 +207,7 @@ def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: 
 
     Args:
         table: the table.
-        procedure: one of `PROCEDURES`, or an operation of `Maintenance` that needs no jobs.
+        procedure: one of `PROCEDURES`, or an operation of `Maintenance`.
         arguments: as of Iceberg's procedure.
         commit: whether to commit the change.
 
@@ -209,28 +217,37 @@ def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: 
     """
     FLAG.check("commit", commit)
     known = [*PROCEDURES, *_MAINTENANCE]
-    if procedure in known:
-        if commit and not _MAINTENANCE.get(procedure, True):
-            raise _needs_jobs(procedure, f"a commit of {procedure}")
-        load = ManifestLoad.of(table.state.manifests) if procedure == _LIMITED else None
-        if load is not None and not load.fits_driver(table.state.settings.driver_manifest_bytes):
-            raise _needs_jobs(procedure, f"{procedure} of a table with {byte_size(load.size_in_bytes)} of manifests")
-    elif callable(getattr(Maintenance, procedure, None)) and not procedure.startswith("_"):
-        raise _needs_jobs(procedure, procedure)
-    else:
+    if procedure not in known:
         raise InvalidArgumentError(f"{shown(procedure)} is not a procedure; procedures are {', '.join(known)}")
-    called = PROCEDURES.get(procedure) or getattr(Maintenance, procedure)
+    is_maintenance = procedure in _MAINTENANCE
+    called = getattr(Maintenance, procedure) if is_maintenance else PROCEDURES[procedure]
+    if procedure in _OF_CURRENT:
+        arguments = {"snapshot_id": table.metadata.current_snapshot_id, **arguments}
     _refuse_misfits(procedure, called, arguments)
+    if is_maintenance:
+        _refuse_large(table, procedure, commit=commit)
     try:
-        return (_changed_refs if procedure in PROCEDURES else _maintained)(table, called, arguments, commit=commit)
+        return (_maintained if is_maintenance else _changed_refs)(table, called, arguments, commit=commit)
+    except NoSessionError as error:
+        raise _needs_jobs(procedure, f"{procedure} of this table") from error
     except SparkmetaError:
         raise
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(f"{table.location()}: {procedure}: {first_line(error)}") from error
 
 
+def _refuse_large(table: Table, procedure: str, *, commit: bool) -> None:
+    """Refuse an operation that reads more manifests than one process should. Raises UnsupportedError."""
+    if _MAINTENANCE[procedure] not in (_PLAN, _COMMIT if commit else _PLAN):
+        return
+    load = ManifestLoad.of(table.state.manifests)
+    if not load.fits_driver(table.state.settings.driver_manifest_bytes):
+        raise _needs_jobs(procedure, f"{procedure} of a table with {byte_size(load.size_in_bytes)} of manifests")
+
+
 def _needs_jobs(procedure: str, what: str) -> UnsupportedError:
-    instead = f"table.maintenance.{procedure}(...).commit() in Python"
+    of = "maintenance." if procedure in _MAINTENANCE else "manage_snapshots()."
+    instead = f"table.{of}{_IN_PYTHON.get(procedure, procedure)}(...).commit() in Python"
     return UnsupportedError(f"{what} is not for table functions, which start no jobs of Spark: {instead}")
 
 
@@ -243,7 +260,9 @@ def _changed_refs(
     refs.commit()
     planned = transaction.table_metadata if not commit else transaction.commit().metadata
     ids = {"previous_snapshot_id": table.metadata, "current_snapshot_id": planned}
-    return {name: str(metadata.current_snapshot_id) for name, metadata in ids.items()}
+    before, after = ({name: ref.snapshot_id for name, ref in metadata.refs.items()} for metadata in ids.values())
+    moved = {name: after.get(name) for name in sorted({*before, *after}) if before.get(name) != after.get(name)}
+    return {name: str(metadata.current_snapshot_id) for name, metadata in ids.items()} | {"refs": json.dumps(moved)}
 
 
 def _maintained(

@@ -753,6 +753,7 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "isnan": _is_nan,
     "+": pc.add,
     "-": pc.subtract,
+    "*": pc.multiply,
     "/": lambda left, right: pc.divide(left.cast(pa.float64()), right.cast(pa.float64())),
     "div": pc.divide,
     "%": lambda left, right: pc.subtract(left, pc.multiply(pc.divide(left, right), right)),

@@ -12,7 +12,7 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import translated_errors
-from sparkmeta.manifests.placement import MOST_REQUESTS, ManifestLoad, Placement
+from sparkmeta.manifests.placement import MOST_REQUESTS, MOST_REQUESTS_UNSTARTED, ManifestLoad, Placement
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def read_files(
 def driver_opens(state: TableState, files: int, size_in_bytes: int, rows: int, most_rows: int) -> bool:
     """Return whether the driver opens files: if they are few and small, and hold few rows."""
     is_small = ManifestLoad(size_in_bytes, rows, most_rows).fits_driver(state.settings.driver_manifest_bytes)
-    return state.access.driver is not None and (state.access.alone or (files <= MOST_REQUESTS and is_small))
+    most = MOST_REQUESTS if state.sessions.running() else MOST_REQUESTS_UNSTARTED
+    return state.access.driver is not None and (state.access.alone or (files <= most and is_small))
 
 
 def read_on_driver(state: TableState, files: pa.Table, rows: FileParser, row_type: StructType) -> pa.Table:

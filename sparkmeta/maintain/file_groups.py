@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.options import BranchOptions
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import broadcast, collected, grouped, pairs, union, where, with_columns
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.rewrite_tasks import Packing
 from sparkmeta.plan.choose import choose
@@ -28,8 +27,9 @@ from sparkmeta.write.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
-    from pyspark.sql import DataFrame
 
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
 
@@ -215,17 +215,15 @@ PLAN_ORDER: Final = ("manifest_number", "manifest_pos")
 
 _GROUP: Final = "group"
 _KEY: Final = "group_key_{}"
-_DELETED: Final = sql.aggregate(
-    sql.filter(sql.col("deletes"), names_file),
-    sql.spark_only("0L"),
-    lambda total, delete: total + delete["record_count"],
+_RECORDS, _SIZE, _DELETES = (sql.col(name) for name in ("record_count", "file_size_in_bytes", "deletes"))
+_DELETED: Final = sql.total(sql.filter(_DELETES, names_file), lambda delete: delete["record_count"])
+_IS_DEAD: Final = (_RECORDS == 0) | (
+    (_RECORDS > 0)
+    & sql.exists(_DELETES, lambda delete: (delete["file_format"] == "PUFFIN") & (delete["record_count"] >= _RECORDS))
 )
-_IS_DEAD: Final = (
-    "record_count = 0 OR record_count > 0 AND exists(deletes, delete -> delete.file_format = 'PUFFIN' AND "
-    "delete.record_count >= record_count)"
-)
-_LIVE_BYTES: Final = (
-    "IF(is_dead, 0L, CAST(file_size_in_bytes * (1 - coalesce(deleted_ratio, 0)) AS BIGINT)) AS live_bytes"
+_RATIO: Final = sql.call("least", sql.col("deleted_records"), _RECORDS) / sql.when(_RECORDS != 0, _RECORDS)
+_LIVE_BYTES: Final = sql.when(sql.col("is_dead"), 0).otherwise(
+    sql.call("floor", _SIZE * (sql.lit(1.0) - sql.coalesce(sql.col("deleted_ratio"), 0.0))).cast("bigint")
 )
 
 
@@ -256,48 +254,43 @@ class FileGroups:
         return self.state.metadata.default_spec_id if spec_id is None else spec_id
 
     @cached_property
-    def _packed(self) -> DataFrame:
+    def _packed(self) -> Relation:
         """The files that a rewrite improves, each with its group."""
-        keys = self._keys
-        frame = self._improvable
-        if keys:
-            names = [_KEY.format(index) for index in range(len(keys))]
-            frame = frame.selectExpr("*", *(f"{key} AS {name}" for name, key in zip(names, keys, strict=True)))
-            # A shuffle of few files takes longer than their work.
-            is_small = isinstance(self.plan.rows, pa.Table)
-            shuffled = frame.coalesce(1) if is_small else frame.repartition(*names)
-            ordered = shuffled.sortWithinPartitions(*names, *PLAN_ORDER)
-        else:
-            names = []
-            ordered = frame.coalesce(1).sortWithinPartitions(*PLAN_ORDER)
-        row_type = StructType([*ordered.schema.fields]).add(_GROUP, LongType())
-        packing = Packing(tuple(names), self.options.max_file_group_size_bytes, self.options.max_file_group_input_files)
-        return materialize(map_arrow(ordered, packing, row_type).drop(*names))
+        keys = {_KEY.format(index): key for index, key in enumerate(self._keys)}
+        rows = with_columns(self._improvable, *sql.named(keys))
+        packing = Packing(tuple(keys), self.options.max_file_group_size_bytes, self.options.max_file_group_input_files)
+        if isinstance(rows, pa.Table):
+            ordered = rows.sort_by([(name, "ascending") for name in (*keys, *PLAN_ORDER)])
+            schema = ordered.schema.append(pa.field(_GROUP, pa.int64()))
+            packed = pa.Table.from_batches(packing(ordered.combine_chunks().to_batches()), schema)
+            return packed.drop_columns([*keys])
+        shuffled = rows.repartition(*keys) if keys else rows.coalesce(1)
+        sorted_rows = shuffled.sortWithinPartitions(*keys, *PLAN_ORDER)
+        row_type = StructType([*sorted_rows.schema.fields]).add(_GROUP, LongType())
+        return materialize(map_arrow(sorted_rows, packing, row_type).drop(*keys))
 
     @property
-    def _improvable(self) -> DataFrame:
+    def _improvable(self) -> Relation:
         """The files that are too small or too large, or have too many deletes."""
         options, sizes = self.options, self.sizes
-        planned = frame_of(self.plan.rows, self.state)
-        frame = planned.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
-        ratio = "least(deleted_records, record_count) / CAST(nullif(record_count, 0) AS DOUBLE)"
-        frame = frame.selectExpr("*", f"{ratio} AS deleted_ratio")
-        has_many_deletes = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"
+        rows = with_columns(self.plan.rows, _DELETED.alias("deleted_records"), _IS_DEAD.alias("is_dead"))
+        rows = with_columns(rows, _RATIO.alias("deleted_ratio"))
+        has_many_deletes = sql.coalesce(sql.col("deleted_ratio") >= options.delete_ratio_threshold, False)
         if options.delete_file_threshold is not None:
-            has_many_deletes += f" OR size(deletes) >= {options.delete_file_threshold}"
-        frame = frame.selectExpr("*", _LIVE_BYTES, f"{has_many_deletes} AS has_many_deletes")
+            has_many_deletes |= sql.call("size", _DELETES) >= options.delete_file_threshold
+        rows = with_columns(rows, _LIVE_BYTES.alias("live_bytes"), has_many_deletes.alias("has_many_deletes"))
         if options.rewrite_all:
-            return frame
-        is_unsuitable = f"file_size_in_bytes < {sizes.least} OR file_size_in_bytes > {sizes.most}"
-        return frame.where(f"{is_unsuitable} OR has_many_deletes")
+            return rows
+        return where(rows, (sizes.least > _SIZE) | (sizes.most < _SIZE) | sql.col("has_many_deletes"))
 
     @property
-    def _keys(self) -> list[str]:
-        """The columns of the partition key. They are null for files of other specs and of the null partition."""
+    def _keys(self) -> list[Sql]:
+        """The values of the partition key. They are null for files of other specs and of the null partition."""
         spec = self.state.metadata.spec()
         partition_fields = self.state.types.partition_fields
         ids = [field.field_id for field in spec.fields if field.field_id in partition_fields]
-        return [f"IF(spec_id = {spec.spec_id}, {PARTITION_KEY}.p{field_id}, NULL)" for field_id in ids]
+        is_of_spec = sql.col("spec_id") == spec.spec_id
+        return [sql.when(is_of_spec, sql.col(f"{PARTITION_KEY}.p{field_id}")) for field_id in ids]
 
     @cached_property
     def groups(self) -> pa.Table:
@@ -317,13 +310,10 @@ class FileGroups:
         return table.append_column(NUMBER, pa.array(range(len(table)), pa.int64()))
 
     @cached_property
-    def _chosen(self) -> tuple[pa.Table, DataFrame]:
+    def _chosen(self) -> tuple[pa.Table, Relation]:
         """The groups that are worth a rewrite, and the files. As in Iceberg, a limit on files cuts the last group."""
         packed = self._packed
-        groups = self._figures(packed)
-        if not self.options.rewrite_all:
-            groups = groups.where(self._is_worth_it)
-        chosen_groups = groups.toArrow().sort_by(_GROUP)
+        chosen_groups = self._figures(packed, every=self.options.rewrite_all)
         limit = self.options.max_files_to_rewrite
         if limit is None or not len(chosen_groups):
             return chosen_groups, packed
@@ -333,36 +323,45 @@ class FileGroups:
         remaining = limit - before[len(chosen_groups) - 1].as_py()
         if chosen_groups.column("files")[-1].as_py() <= remaining:
             return chosen_groups, packed
-        is_last = F.col(_GROUP) == chosen_groups.column(_GROUP)[-1].as_py()
-        cut = packed.where(is_last).orderBy(*PLAN_ORDER).limit(remaining)
-        last_group = self._figures(cut).toArrow().cast(chosen_groups.schema)
-        return pa.concat_tables([chosen_groups.slice(0, len(chosen_groups) - 1), last_group]), packed.where(
-            ~is_last
-        ).union(cut)
+        is_last = sql.col(_GROUP) == chosen_groups.column(_GROUP)[-1].as_py()
+        last_files = where(packed, is_last)
+        cut: Relation
+        if isinstance(last_files, pa.Table):
+            cut = last_files.sort_by([(name, "ascending") for name in PLAN_ORDER]).slice(0, remaining)
+        else:
+            cut = last_files.orderBy(*PLAN_ORDER).limit(remaining)
+        groups = [chosen_groups.slice(0, len(chosen_groups) - 1), self._figures(cut, every=True)]
+        return pa.concat_tables(groups), union(where(packed, ~is_last), cut, self.state)
 
-    def _figures(self, packed: DataFrame) -> DataFrame:
-        is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
+    def _figures(self, packed: Relation, *, every: bool) -> pa.Table:
+        """Return the figures of groups, all or those that are worth a rewrite. May run a job."""
+        spec_id = sql.col("spec_id")
+        moves = (spec_id != self.output_spec) | (spec_id != self.state.metadata.default_spec_id)
         public_fields = {field.field_id for field in self.state.types.partition_type.fields}
         if self.state.access.tasks is None or any(
             field.field_id not in public_fields for field in self.state.metadata.spec().fields
         ):
-            is_other = "true"
-        return packed.groupBy(_GROUP).agg(
-            F.count("*").alias("files"),
-            F.sum("file_size_in_bytes").alias("bytes"),
-            F.sum("live_bytes").alias("live_bytes"),
-            F.sum("record_count").alias("records"),
-            F.count_if("is_dead").alias("dead_files"),
-            F.max("has_many_deletes").alias("has_many_deletes"),
-            F.expr(f"NOT max({is_other})").alias("stays"),
-        )
+            moves = spec_id.isNotNull()
+        figures = {
+            "files": sql.call("sum", 1),
+            "bytes": sql.call("sum", _SIZE),
+            "live_bytes": sql.call("sum", sql.col("live_bytes")),
+            "records": sql.call("sum", _RECORDS),
+            "dead_files": sql.count_if(sql.col("is_dead")),
+            "has_many_deletes": sql.call("max", sql.col("has_many_deletes")),
+            "moves": sql.call("max", moves),
+        }
+        groups = grouped(packed, sql.columns(_GROUP), sql.named(figures))
+        table = collected(groups if every else where(groups, self._is_worth_it)).sort_by(_GROUP)
+        return table.append_column("stays", pc.invert(table.column("moves"))).drop_columns(["moves"])
 
     @property
-    def _is_worth_it(self) -> str:
-        has_several_files = f"files > 1 AND (files >= {self.options.min_input_files} OR bytes > {self.sizes.target})"
-        return f"{has_several_files} OR bytes > {self.sizes.most} OR has_many_deletes"
+    def _is_worth_it(self) -> Sql:
+        files, size = sql.col("files"), sql.col("bytes")
+        is_mergeable = (files > 1) & ((files >= self.options.min_input_files) | (size > self.sizes.target))
+        return is_mergeable | (size > self.sizes.most) | sql.col("has_many_deletes")
 
-    def files(self, start: int = 0, end: int | None = None) -> DataFrame:
+    def files(self, start: int = 0, end: int | None = None) -> Relation:
         """Return the files of the chosen groups from one `NUMBER` to before another.
 
         Columns: the columns of `plan_files`, `PLAN_ORDER`, `NUMBER`, deleted_records, live_bytes, is_dead; and for the
@@ -370,5 +369,7 @@ class FileGroups:
         """
         names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
         table = self.groups.select(names).slice(start, None if end is None else end - start)
-        groups = local_frame(self.state.spark, table.rename_columns([*names[:-1], "group_bytes"]))
-        return self._chosen[1].join(F.broadcast(groups), _GROUP).drop(_GROUP)
+        groups, files = table.rename_columns([*names[:-1], "group_bytes"]), self._chosen[1]
+        if isinstance(files, pa.Table):
+            return pairs(files, groups, _GROUP)
+        return pairs(files, broadcast(local_frame(self.state.spark, groups)), _GROUP)

@@ -50,7 +50,8 @@ class Maintenance(Generic[TableT]):
 
         Options have the names of Iceberg's procedure `rewrite_data_files` and choose the same files. Files are grouped
         by partition. Rows stay the same, including their `_row_id` and `_last_updated_sequence_number`. A file whose
-        rows are all deleted by a deletion vector is removed without being read. Executors read and write the files.
+        rows are all deleted by a deletion vector is removed without being read. Executors read and write the files; the
+        driver does so if they are few and stay in their partitions.
         `sort_order` is a text, or pyiceberg's SortOrder.
 
         Raises:

@@ -19,7 +19,6 @@ from sparkmeta.columns import sql
 from sparkmeta.commit.relation import FEW_FILES, first, is_few, some_columns
 from sparkmeta.entries.relation import computed, grouped, head, mapped, matching, union, where, with_columns
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
-from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize, read_tasks
@@ -197,6 +196,8 @@ _OPTIONAL = "size"
 
 # Levels of folders to list separately, so that there are enough folders for all tasks.
 _LEVELS = 3
+# Maximum number of folders that the driver lists in a store, in some 2 s. Jobs take longer.
+_MOST_STORED = 1_000
 
 _FOLDERS = pa.schema([WALKED.field("path")])
 
@@ -224,10 +225,11 @@ def walked_files(state: TableState, reader: ExecutorReader, location: str, hidde
 def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
     """List the files below a location on the driver; None if there are many folders or files."""
     levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
+    most = FEW_FILES if is_local(location) else _MOST_STORED
     is_visible = ~finds(name_of(sql.col("path")), hidden)
     while len(folders):
         listed += len(folders)
-        if listed > MOST_REQUESTS:
+        if listed > most:
             return None
         level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_FILES), WALKED)
         levels.append(level.filter(pc.invert(level.column("is_folder"))))

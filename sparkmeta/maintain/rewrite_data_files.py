@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
@@ -16,11 +17,14 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions, check_snapshot_options
+from sparkmeta.commit.relation import some_columns
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
+from sparkmeta.entries.relation import frame_of, union, where
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
@@ -30,7 +34,7 @@ from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.progress import planning, tracked
-from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
+from sparkmeta.rows.arrow_reader import PART_BYTES, PLANNED, parts, parts_table, task_rows
 from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
@@ -40,6 +44,7 @@ from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.terms import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.text import byte_size
+from sparkmeta.write.few_rows import files_of
 from sparkmeta.write.files import (
     CURVE_COLUMN,
     LINEAGE,
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
@@ -108,18 +114,18 @@ class Rewrite:
     def _lineage(self) -> tuple[str, ...]:
         return lineage_columns(self.state.metadata)
 
-    def write(self, start: int, end: int) -> list[DataFrame]:
+    def write(self, start: int, end: int) -> list[Relation]:
         """Write the rows of the groups from one `NUMBER` to before another.
 
         Returns:
-            Rows that describe the new files, as from `write_files`. Spark keeps them.
+            Rows that describe the new files, as from `write_files`.
 
         Raises:
             ValidationError: a row does not fit the table.
             UnsupportedError: tasks can't open or write the table's files.
             CorruptFileError: a data file or a delete file is damaged.
         """
-        written: list[DataFrame] = []
+        written: list[Relation] = []
         try:
             group_limit = self.groups.options.max_concurrent_file_group_rewrites or end - start
             begins = range(start, end, max(group_limit, 1))
@@ -131,29 +137,29 @@ class Rewrite:
             raise
         return written
 
-    def _write(self, start: int, end: int, written: list[DataFrame]) -> None:
+    def _write(self, start: int, end: int, written: list[Relation]) -> None:
         groups = self.groups.groups.slice(start, end - start)
         live_groups = groups.filter(pc.field("files") > pc.field("dead_files"))
-        files = self.groups.files(start, end).where("NOT is_dead")
+        files, is_packed = where(self.groups.files(start, end), ~sql.col("is_dead")), sql.col("stays")
         stays = live_groups.column("stays").to_pylist()
         outputs = live_groups.column("outputs").to_pylist()
         if self.order is None:
             if any(stays):
-                written.append(self._pack(files.where("stays"), live_groups.filter(live_groups.column("stays"))))
+                written.append(self._pack(where(files, is_packed), live_groups.filter(live_groups.column("stays"))))
             if not all(stays):
-                moved = sum(count for count, is_packed in zip(outputs, stays, strict=True) if not is_packed)
-                written.append(self._arrange(files.where("NOT stays"), _UNSORTED, moved))
+                moved = sum(count for count, stay in zip(outputs, stays, strict=True) if not stay)
+                written.append(self._arrange(where(files, ~is_packed), _UNSORTED, moved))
             return
         # Ranges would divide small groups, although a single task can sort their rows.
-        for by_range, condition in ((False, "outputs = 1"), (True, "outputs > 1")):
+        for by_range, condition in ((False, sql.col("outputs") == 1), (True, sql.col("outputs") > 1)):
             count = sum(count for count in outputs if (count > 1) == by_range)
             if count:
                 order = self.order.order
-                written.append(self._arrange(files.where(condition), order, count, by_range=by_range))
+                written.append(self._arrange(where(files, condition), order, count, by_range=by_range))
 
     # -- From file to file --------------------------------------------------------------------------------------------
 
-    def _pack(self, files: DataFrame, groups: pa.Table) -> DataFrame:
+    def _pack(self, files: Relation, groups: pa.Table) -> Relation:
         """Write the rows of groups' files to files of the same partition and spec. A task writes several small ones."""
         schema = self.state.metadata.schema()
         rows = task_rows(self.state, schema, self._lineage)
@@ -162,8 +168,10 @@ class Rewrite:
         fields = tuple(names[field.field_id] for field in self.target.metadata.spec().fields)
         pack = PackTasks(rows, tuple(field.name for field in self.schema.fields), tasks, fields)
         outputs, count, size = (pc.sum(groups.column(name)).as_py() for name in ("outputs", "files", "bytes"))
+        if isinstance(files, pa.Table) and size <= PART_BYTES:
+            return files_of(tasks, pack.write([_outputs_on_driver(files)]), self.state.metadata.location)
         needed = min(outputs, tasks_of_work(count, size), most_tasks(self.state.spark))
-        placed = self._outputs(files).repartition(max(1, needed))
+        placed = self._outputs(frame_of(files, self.state)).repartition(max(1, needed))
         return written_files(self.state, map_arrow(placed, pack.write, tasks.result_schema), tasks.name)
 
     def _outputs(self, files: DataFrame) -> DataFrame:
@@ -182,9 +190,9 @@ class Rewrite:
 
     # -- With Spark ---------------------------------------------------------------------------------------------------
 
-    def _arrange(self, files: DataFrame, order: SortOrder, outputs: int, *, by_range: bool = False) -> DataFrame:
+    def _arrange(self, files: Relation, order: SortOrder, outputs: int, *, by_range: bool = False) -> DataFrame:
         """Write the rows of files to new files, distributed by partition, and sorted."""
-        planned = PlannedFiles.of([RowPlan(files, self.groups.plan.deletes)], self.state)
+        planned = PlannedFiles.of([RowPlan(frame_of(files, self.state), self.groups.plan.deletes)], self.state)
         curve = None if self.order is None or not self.order.curve else self._curve(planned)
         tasks = max(1, min(outputs, most_tasks(self.state.spark)))
         rows = rows_of(self._scan(self.state.metadata.schema(), self._lineage), planned)
@@ -210,6 +218,29 @@ class Rewrite:
             (schema.fields.index(field_path[0]), *path[1:]) for field_path, path in zip(field_paths, paths, strict=True)
         ]
         return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
+
+
+_REMOVED: Final = ("file_path", "manifest_path", "spec_id", PARTITION)
+"""The columns with which a commit finds the replaced files."""
+
+
+def _outputs_on_driver(files: pa.Table) -> pa.RecordBatch:
+    """Return `Rewrite._outputs` of few files, in the order of their groups."""
+    order = (NUMBER, *PLAN_ORDER, START)
+    cut, _ = parts_table(files, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
+    cut = cut.sort_by([(name, "ascending") for name in order]).combine_chunks()
+    names = (NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes", START)
+    number, size, live, outputs, group_bytes, start = (cut.column(name).to_numpy() for name in names)
+    stop = pc.coalesce(cut.column(STOP), cut.column("file_size_in_bytes")).to_numpy()
+    weight = live * (stop - start) / np.maximum(size, 1)
+    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    before = np.concatenate([[0.0], np.cumsum(weight)])[:-1]
+    middle = before - np.repeat(before[begins], np.diff([*begins, len(number)])) + weight / 2
+    output = np.minimum(np.floor(middle * outputs / np.maximum(group_bytes, 1)), outputs - 1)
+    starts = np.flatnonzero((np.diff(number, prepend=-1) != 0) | (np.diff(output, prepend=-1) != 0))
+    offsets = pa.array([*starts, len(number)], pa.int32())
+    (rows,) = cut.to_batches()
+    return pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(offsets, rows.to_struct_array())], [PARTS])
 
 
 # -- Sort orders of a rewrite -----------------------------------------------------------------------------------------
@@ -387,7 +418,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         file_size_in_bytes, data_sequence_number, delete_files (the number of deletes that apply to the file),
         deleted_records (by deletes that name the file), manifest_path, manifest_pos. Runs jobs, once.
         """
-        frame = self._groups.files()
+        frame = frame_of(self._groups.files(), self._state)
         tuples = [PARTITION] if PARTITION in frame.columns else []
         return frame.selectExpr(
             f"{NUMBER} AS file_group", "file_path", "file_format", "spec_id", *tuples, "record_count",
@@ -436,17 +467,14 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         count = len(self._groups.groups)
         return self._step(self._rewrite.write(0, count), 0, count) if count else None
 
-    def _step(self, written: list[DataFrame], start: int, end: int) -> Step:
+    def _step(self, written: list[Relation], start: int, end: int) -> Step:
         replaced_files = self._groups.files(start, end)
-        names = [
-            name for name in ("file_path", "manifest_path", "spec_id", PARTITION) if name in replaced_files.columns
-        ]
-        new_files = reduce(lambda left, right: left.unionByName(right), written) if written else None
+        new_files = reduce(lambda left, right: union(left, right, self._state), written) if written else None
         number, head = None, self._state.snapshot
         if self.options.use_starting_sequence_number and head is not None and self.table.metadata.format_version > 1:
             number = head.sequence_number
         update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
-        return update.rewrite(replaced_files.select(*names), new_files, data_sequence_number=number)
+        return update.rewrite(some_columns(replaced_files, _REMOVED), new_files, data_sequence_number=number)
 
     def commit(self) -> TableT:
         """See `Plan.commit`.

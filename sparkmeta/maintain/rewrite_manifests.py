@@ -1,4 +1,4 @@
-"""Rewrite the Avro manifests of a v1 to v3 table: the groups, the Spark jobs, and the plan."""
+"""Rewrite the Avro manifests of a v1 to v3 table: the groups, the work on the driver or by Spark, and the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, is_whole, names_of, option
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
+from sparkmeta.commit.lists import NewList, driver_rewrites, manifest_format, refuse_rewrite, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, BranchOptions, ListOptions
 from sparkmeta.entries.arrays import ENTRY_BYTES, live_count, live_counts
@@ -181,7 +181,7 @@ def total_bytes(manifests: pa.Table) -> int:
     return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
 
 
-# -- The Spark jobs that rewrite a group of Avro manifests ------------------------------------------------------------
+# -- Rewrite a group of Avro manifests, a few on the driver and more by Spark jobs ------------------------------------
 
 
 def write_group(state: TableState, group: ManifestGroup, options: ManifestRewriteOptions, name: str) -> pa.Table:
@@ -202,13 +202,16 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     tasks = ManifestTasks(form, group.keys, task_reader(state))
     projection = state.projection(("first_row_id",))
     parts = manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes)
-    units = spread(state.spark, parts, total_bytes(group.manifests))
-    entries = state.live_entries(group.manifests, state.projection(("version_info",)))
-    live_total = live_count(group.manifests)
-    about = total_bytes(group.manifests) // ENTRY_BYTES if live_total is None else live_total
-    ranges = min(group.parts, MOST_RANGES)
+    live_total, size = live_count(group.manifests), total_bytes(group.manifests)
     with translated_errors():
-        written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
+        if driver_rewrites(state, len(group.manifests), size):
+            written = tasks.run_on_driver(parts, tasks.cut_parts)
+        else:
+            units = spread(state.spark, parts, size)
+            entries = state.live_entries(group.manifests, state.projection(("version_info",)))
+            about = size // ENTRY_BYTES if live_total is None else live_total
+            ranges = min(group.parts, MOST_RANGES)
+            written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
     if live_total is not None and live_total != (count := file_count(written)):
         raise ValidationError(
             f"{state.metadata.location}: the manifest list says that the {CONTENTS[group.content]} manifests of "

@@ -28,6 +28,9 @@ them."""
 MOST_REQUESTS = 64
 """Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""
 
+MOST_REQUESTS_UNSTARTED = 1_000
+"""The same if no session runs: in the time in which Spark starts, threads of the driver read several thousand files."""
+
 
 class Placement(Enum):
     """Where manifests are opened and decoded."""

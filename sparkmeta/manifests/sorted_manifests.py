@@ -19,7 +19,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import live_count, with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
-from sparkmeta.session import in_tasks, local_frame, map_arrow, read_tasks, tasks_of_work
+from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks, tasks_of_work
 from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
@@ -214,6 +214,12 @@ class SortedManifests:
         bounds = sampled_bounds(keys, key_schema(dict(self.form.partition), self.keys).empty_table(), count, ranges)
         written = sorted_among_tasks(units, partial(cut_units, bounds), self.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
         return written.toArrow().cast(MANIFEST_FILE_SCHEMA)
+
+    def run_on_driver(self, units: pa.Table, cut_units: Cut) -> pa.Table:
+        """Sort the entries of few units in this process, and write them; see `run`."""
+        bounds = key_schema(dict(self.form.partition), self.keys).empty_table()
+        blobs = map_on_driver(units, partial(cut_units, bounds), RANGE_SCHEMA)
+        return pa.Table.from_batches(self.write_ranges(blobs.to_batches()), MANIFEST_FILE_SCHEMA)
 
     def cut_entries(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut entries with the column `entry` into ranges, rows of `RANGE_SCHEMA`.

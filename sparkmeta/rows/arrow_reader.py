@@ -253,8 +253,13 @@ class MatchingRows:
             yield from pa.Table.from_arrays(columns, schema=self.schema).to_batches()
 
 
-def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return the `parts` of files that the driver has planned, with the columns that tasks need, and their sizes."""
+def parts_table(planned: pa.Table, *others: str) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the `parts` of files that the driver has planned, with the columns that tasks need, and their sizes.
+
+    Args:
+        planned: rows of `plan_files`.
+        others: names of further columns to keep.
+    """
     length = planned.column("file_size_in_bytes").to_numpy()
     is_parquet = pc.equal(pc.utf8_upper(planned.column("file_format")), "PARQUET").to_numpy()
     last_part = np.maximum(length - 1, 0) // PART_BYTES * is_parquet
@@ -262,7 +267,11 @@ def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[n
     part = np.arange(len(files)) - np.repeat(np.cumsum(last_part + 1) - last_part - 1, last_part + 1)
     is_last = part == last_part[files]
     sizes = np.where(is_last, length[files] - part * PART_BYTES, PART_BYTES)
-    names = [*PLANNED, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names)]
+    names = [
+        *PLANNED,
+        *others,
+        *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names),
+    ]
     stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
     rows = planned.select(names).take(pa.array(files)).append_column(START, pa.array(part * PART_BYTES))
     return rows.append_column(STOP, stop), sizes

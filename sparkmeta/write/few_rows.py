@@ -30,7 +30,7 @@ from sparkmeta.write.input import check_schema
 from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, TaskValue, TaskValues, named_on_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyiceberg.table.sorting import SortField
     from pyiceberg.transforms import Transform
@@ -72,10 +72,20 @@ def write_rows(state: TableState, rows: Relation, *, lineage: bool = False) -> R
 
 def run(tasks: DataFileTasks, rows: pa.Table, table: str) -> pa.Table:
     """Write rows that have their partition values, and return one row per file."""
+    return files_of(tasks, tasks.write(rows.to_batches(max_chunksize=_BATCH_ROWS)), table)
+
+
+def files_of(tasks: DataFileTasks, results: Iterable[pa.RecordBatch], table: str) -> pa.Table:
+    """Write files in this process, and return one row per file.
+
+    Args:
+        tasks: writes the files.
+        results: what the tasks yield, lazily.
+        table: the table's location.
+    """
     try:
         with named_on_failure(table, f"*-{tasks.name}-*"):
-            batches = rows.to_batches(max_chunksize=_BATCH_ROWS)
-            files = pa.Table.from_batches(tasks.write(batches), tasks.result_schema)
+            files = pa.Table.from_batches(results, tasks.result_schema)
     except SparkmetaError:
         raise
     except Exception as error:

@@ -5,6 +5,8 @@ The tables are in a folder that a Connect server sees too. Spark's Python proces
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 from datetime import UTC, datetime
 from pathlib import Path
@@ -304,7 +306,7 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
     first, _, last = (snapshot.snapshot_id for snapshot in catalog.load_table("shop.orders").snapshots())
     planned = called(f"'rollback_to_snapshot', snapshot_id => {first}")
     ids = {"previous_snapshot_id": str(last), "current_snapshot_id": str(first)}
-    assert planned == ("rollback_to_snapshot", False, ids)
+    assert planned == ("rollback_to_snapshot", False, ids | {"refs": f'{{"main": {first}}}'})
     assert current() == last
     assert called(f"'rollback_to_snapshot', snapshot_id => {first}, commit => true").committed
     assert current() == first
@@ -312,13 +314,28 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
     assert current() == last
     called("'set_current_snapshot', ref => 'first', commit => true")
     assert current() == first
+    for arguments, moved in {
+        "'create_tag', tag_name => 'a'": {"a": first},
+        f"'replace_tag', tag_name => 'a', snapshot_id => {last}": {"a": last},
+        "'create_branch', branch_name => 'b', min_snapshots_to_keep => 3": {"b": first},
+        "'replace_branch', branch_name => 'b'": {},
+        "'fast_forward', branch => 'b', `to` => 'a'": {"b": last},
+        "'rename_branch', branch_name => 'b', new_name => 'c'": {"b": None, "c": last},
+        "'remove_branch', branch_name => 'c'": {"c": None},
+        "'remove_tag', tag_name => 'a'": {"a": None},
+    }.items():
+        before = catalog.load_table("shop.orders").refs()
+        assert json.loads(called(arguments).result["refs"]) == moved
+        assert catalog.load_table("shop.orders").refs() == before
+        assert json.loads(called(f"{arguments}, commit => true").result["refs"]) == moved
     for arguments, error in {
         "'rollback_to_snapshot'": "InvalidArgumentError: rollback_to_snapshot needs the argument snapshot_id",
         f"'rollback_to_snapshot', id => {first}": "rollback_to_snapshot has no argument id; arguments are snapshot_id",
         "'rollback_to_snapshot', snapshot_id => 5": "rollback_to_snapshot",
         "'rollback'": "'rollback' is not a procedure; procedures are rollback_to_snapshot",
-        "'rewrite_data_files'": r"rewrite_data_files is not for .*: table\.maintenance\.rewrite_data_files\(\.\.\.\)",
-        "'rewrite_manifests'": r"a commit of rewrite_manifests is not for .*: table\.maintenance\.rewrite_manifests",
+        "'compute_table_stats'": r"compute_table_stats of .* is not for .*: table\.maintenance\.compute_table_stats\(",
+        "'create_tag', tag_name => 'first'": "there is a tag 'first' already: replace_tag moves it",
+        "'health'": "'health' is not a procedure",
         "'expire_snapshots', retain_last => 0": "retain_last is 0: expected",
         "'expire_snapshots', stream_results => true": "expire_snapshots has no argument stream_results",
     }.items():
@@ -327,7 +344,7 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
 
 
 def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expiry plans and acts; a rewrite of manifests only plans."""
+    """Operations that one process can do plan and act."""
     catalog = load_catalog("shop", type="hadoop", warehouse=str(folder / "maintained"))
     catalog.create_namespace("shop")
     table = catalog.create_table("shop.orders", orders_of(0).schema)
@@ -348,6 +365,15 @@ def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monke
     files = {path for path in Path(location.removeprefix("file:")).rglob("*.*") if path.suffix in (".parquet", ".avro")}
     manifests = called("'rewrite_manifests'").result
     assert (manifests["data_manifests"], manifests["manifests_after"]) == ("4", "1")
+    orphans = [Path(location.removeprefix("file:"), f"data/day={day}/orphan.parquet") for day in range(100)]
+    for orphan in orphans:
+        orphan.parent.mkdir(parents=True)
+        orphan.write_bytes(b"x")
+        os.utime(orphan, (0, 0))
+    for commit in (False, True):
+        assert all(map(Path.exists, orphans))
+        assert called(f"'remove_orphan_files', commit => {commit}").result["files"] == '{"data": 100}'
+    assert not any(map(Path.exists, orphans))
     done = called(f"'expire_snapshots', {older}, commit => true")
     assert done.committed
     assert (done.result["files"], done.result["failed"]) == (planned.result["files"], "0")
@@ -356,9 +382,25 @@ def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monke
     assert len(table.snapshots()) == 1
     assert len([path for path in files if not path.exists()]) == 9
     assert table.scan().to_arrow().num_rows == len(orders_of(3))
+    table.append(orders_of(4))
+    rewritten = called("'rewrite_manifests', commit => true").result
+    table = table.refresh()
+    assert (rewritten["manifests_created"], rewritten["snapshot_id"]) == ("1", str(table.metadata.current_snapshot_id))
+    assert len(table.state.manifests) == 1
+    assert table.scan().to_arrow().num_rows == len(orders_of(3)) + len(orders_of(4))
+    assert not table.check_arrow().num_rows
+    before = sorted(map(str, table.scan().to_arrow().to_pylist()))
+    assert called("'rewrite_data_files', min_input_files => 2").result["data_files"] == "2"
+    assert called("'rewrite_data_files', min_input_files => 2, commit => true").result["added_data_files"] == "1"
+    table = table.refresh()
+    assert (table.scan().count_files(), sorted(map(str, table.scan().to_arrow().to_pylist()))) == (1, before)
+    with pytest.raises(PySparkException, match=r"rewrite_data_files of .* is not for .*: table\.m"):
+        called("'rewrite_data_files', strategy => 'sort', sort_order => 'id', rewrite_all => true, commit => true")
     monkeypatch.setattr(NoSession, "settings", lambda _: Settings(driver_manifest_bytes=1))
     with pytest.raises(sm.UnsupportedError, match=r"expire_snapshots of a table with .* of manifests is not for"):
         call(ReadOptions.of({"path": location}).open({}), "expire_snapshots", {}, commit=False)
+    with pytest.raises(sm.UnsupportedError, match=r"rewrite_manifests of a table with .* of manifests is not for"):
+        call(ReadOptions.of({"path": location}).open({}), "rewrite_manifests", {}, commit=True)
 
 
 def test_the_health_of_a_large_table_is_for_python(registered: SparkSession, folder: Path) -> None:

@@ -21,12 +21,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta import session
 from sparkmeta.cli import main
 from sparkmeta.columns import sql
 from sparkmeta.entries.relation import select
 from sparkmeta.errors import CommitStateUnknownError, NotFoundError, ValidationError
 from sparkmeta.maintain import reachable as reachable_files
 from sparkmeta.maintain.orphan_tasks import Folder
+from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader
@@ -84,6 +86,27 @@ def folder_of(table: sm.Table) -> Path:
 def inventory_of(spark: SparkSession, paths: Iterable[str], days: float = 5) -> DataFrame:
     then = datetime.fromtimestamp(time.time() - days * 24 * 3600, UTC)
     return spark.createDataFrame([(path, then) for path in paths], "file_path string, last_modified timestamp")
+
+
+# -- without Spark ---------------------------------------------------------------------------------------------------
+
+
+def test_no_session_is_started_for_many_folders_and_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes longer than the driver needs to read a few hundred small files."""
+    monkeypatch.setattr(session, "running_session", lambda: None)
+    monkeypatch.setattr(session, "local_session", lambda: pytest.fail("a session was started"))
+    catalog = sm.load_catalog("local", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    for number in range(MOST_REQUESTS + 1):
+        table = table.append(pa.table({"id": [number]}))
+    planted = plant(tmp_path / "ns/t/data", *(f"part={number}/orphan" for number in range(MOST_REQUESTS + 1)))
+    age(tmp_path)
+    plan = table.maintenance.remove_orphan_files()
+    assert plan.summary().files == {"data": len(planted)}
+    assert plan.commit().files == {"data": len(planted)}
+    assert not any(Path(path).exists() for path in planted)
+    assert table.scan().to_arrow().num_rows == MOST_REQUESTS + 1
+    assert table.maintenance.expire_snapshots(older_than=soon(), retain_last=1).summary().snapshots == MOST_REQUESTS
 
 
 # -- beside Iceberg's Java library -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -21,6 +22,7 @@ import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
+from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
 from tests.peers.content_files import elements
@@ -32,8 +34,11 @@ from tests.rows.comparison import row_texts
 from tests.write.test_changes import BY_PART, frame, new_table, ordinary, paths, rows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
+BY_TASKS = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 LINEAGE = ("id", "part", "n", "_row_id", "_last_updated_sequence_number")
 
 
@@ -104,7 +109,15 @@ def python_options(options: dict[str, str]) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(params=["driver", "tasks"])
+def in_each_place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    """Have the driver choose, read and write few files, and then tasks."""
+    with configured(spark, BY_TASKS if request.param == "tasks" else {}):
+        yield
+
+
 @pytest.mark.java
+@pytest.mark.usefixtures("in_each_place")
 @pytest.mark.parametrize("seed", range(5 if SOAK else 1))
 @pytest.mark.parametrize("version", [2, 3])
 def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, version: int, seed: int) -> None:
@@ -137,6 +150,7 @@ def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, versio
 
 
 @pytest.mark.java
+@pytest.mark.usefixtures("in_each_place")
 def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp_path: Path) -> None:
     """Iceberg takes partitions in an order of its own, so that only one partition has the same files."""
     location = files_of_sizes(tmp_path, random.Random(0), 3)
@@ -163,6 +177,7 @@ def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("in_each_place")
 def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
     """A tree is packed, sorted and z-ordered; a file with only deleted rows is not read."""
     table = new_table(spark, tmp_path, write__delete__mode="merge-on-read")
@@ -206,6 +221,31 @@ def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
     # The filter leaves the other partition alone.
     assert of_d < paths(table)
     assert not {path for path in paths(table) if "part=d" in path} - of_d
+
+
+def test_rows_go_to_the_same_files_in_each_place(spark: SparkSession, tmp_path: Path) -> None:
+    """Several small files become several large ones, which begin and end at the same rows."""
+    written = {}
+    for place in ("driver", "tasks"):
+        catalog = sm.load_catalog("local", type="hadoop", warehouse=str(tmp_path / place))
+        schema = pa.schema([("id", pa.int64()), ("part", pa.string())])
+        table = catalog.create_table("ns.t", schema, partition_by=["part"], format_version=2, spark=spark)
+        for load in range(9):
+            ids = range(20 * load, 20 * load + 20)
+            table = table.append(pa.table({"id": ids, "part": [["a", "b", None][row % 3] for row in ids]}))
+        table = table.delete("id in (0, 25, 26, 100, 101)")
+        size = table.inspect.arrow.files().column("file_size_in_bytes").to_pylist()[0]
+        with configured(spark, BY_TASKS if place == "tasks" else {}):
+            plan = table.maintenance.rewrite_data_files(
+                rewrite_all=True, min_file_size_bytes=1, target_file_size_bytes=3 * size
+            )
+            table = plan.commit()
+        files: dict[str, list[int]] = {}
+        for row in table.scan().select("id", "_file").to_arrow().to_pylist():
+            files.setdefault(row["_file"], []).append(row["id"])
+        written[place] = sorted(files.values())
+    assert len(written["driver"]) > 6
+    assert written["driver"] == written["tasks"]
 
 
 @pytest.mark.parametrize("order", [None, "A DESC", "bucket(4, A), _sort_value_0 DESC", "zorder(A, _curve_value)"])
