@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,8 +120,6 @@ Comparison = Callable[[Any, Any], Any]
 _PUSHED_FROM_DAY: Final = -25_567
 _DAY_MICROS: Final = 86_400_000_000
 
-_HEX: Final = "0123456789ABCDEF"
-_SIGNED_HEX: Final = "89ABCDEF01234567"
 _LAST_BEFORE_SURROGATES: Final = 0xD7FF
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 _LAST_CODE_POINT: Final = 0x10FFFF
@@ -147,31 +144,14 @@ def identity(value: Sql, kind: IcebergType | str) -> Sql:
     return value.cast("string") if str(kind) in ("float", "double") else value
 
 
-def compare(
-    operation: Comparison,
-    column: Sql,
-    value: Any,
-    primitive: PrimitiveType,
-    *,
-    strict: bool = False,
-) -> Sql:
+def compare(operation: Comparison, column: Sql, value: Any, primitive: PrimitiveType) -> Sql:
     """Compare a column in bound form with a literal or another column, by a function of the operator module.
 
-    The result is null if the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, and
-    -0.0 equals 0.0. Two orders of UUIDs are in use, by unsigned bytes and by the two signed halves of java.util.UUID:
-    the result is true if the comparison holds in either order, or with ``strict`` in both.
+    The result is null if the column is null. Values are ordered as in Spark: NaN is the greatest number, -0.0 equals
+    0.0, and UUIDs are ordered by unsigned bytes.
     """
     left, (right,) = _sides(column, [value], primitive)
     compared: Sql = operation(left, right)
-    if str(primitive) != "uuid" or operation is operator.eq:
-        return compared
-    signed: Sql = operation(_signed(column), sql.lit(_signed_text(value)))
-    return compared & signed if strict else compared | signed
-
-
-def compare_signed(operation: Comparison, left: Sql, right: Sql) -> Sql:
-    """Compare two columns of UUIDs by their signed halves, the order of java.util.UUID."""
-    compared: Sql = operation(_signed(left), _signed(right))
     return compared
 
 
@@ -198,27 +178,6 @@ def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tu
 def _unsigned_zero(column: Sql, primitive: PrimitiveType) -> Sql:
     """Replace -0.0 by 0.0, which also keeps Spark from using Parquet statistics, which ignore NaN and order zeros."""
     return column + sql.lit(0.0).cast(bound_type(primitive))
-
-
-def _signed(column: Sql) -> Sql:
-    """Return a text that sorts like java.util.UUID."""
-    digits = sql.call("hex", column)
-    return sql.concat(
-        *(
-            part
-            for start in (1, 17)
-            for part in (
-                sql.call("translate", sql.call("substring", digits, start, 1), _HEX, _SIGNED_HEX),
-                sql.call("substring", digits, start + 1, 15),
-            )
-        )
-    )
-
-
-def _signed_text(value: bytes) -> str:
-    digits = value.hex().upper()
-    flip = str.maketrans(_HEX, _SIGNED_HEX)
-    return digits[0].translate(flip) + digits[1:16] + digits[16].translate(flip) + digits[17:]
 
 
 def prefix_end(prefix: str) -> str | None:
@@ -332,7 +291,10 @@ def _junction_truth(junction: Junction, truths: list[Truth]) -> Truth:
 
 
 def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
-    """Return the shape of a leaf: one for each operator and column of null tests and comparisons, else a new one."""
+    """Return the shape of a leaf: one for each operator and column of null tests and comparisons, else a new one.
+
+    Tests of the bounds of UUIDs depend on the digits of the literal.
+    """
     if not isinstance(leaf, BoundLiteralPredicate | BoundUnaryPredicate):
         return _number(shapes, object())
     if isinstance(leaf, BoundStartsWith | BoundNotStartsWith):

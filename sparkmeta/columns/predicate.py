@@ -36,6 +36,7 @@ from pyiceberg.expressions import (
     NotNaN,
     NotNull,
     NotStartsWith,
+    Or,
     Reference,
     StartsWith,
     UnaryPredicate,
@@ -95,6 +96,7 @@ COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
 }
 _UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
 _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
+_WITHOUT_NAN: Final = (*_DOWNWARD, BoundEqualTo, BoundIn, BoundNotNaN)
 # A comparison with a literal beyond the finite floats becomes a comparison with the greatest or least one, by the
 # literal's place and whether it is a lower limit. Infinities and NaN, which is greater than all others, remain beyond
 # it.
@@ -131,8 +133,10 @@ def bind_filter(
     """Bind a filter's columns and literals to a schema, with NOT pushed to the predicates (table spec, Scan Planning).
 
     The filter has SQL's meaning: a comparison with null is unknown, as is its NOT, and an unknown row is not selected.
-    Bound predicates have the two values of Iceberg's expressions, where a null satisfies ``!=``, NOT IN and NOT LIKE.
-    These predicates are therefore joined to a null test: ``s != 'a'`` becomes ``s IS NOT NULL AND s != 'a'``.
+    NaN is greater than all numbers. Bound predicates have the meaning of Iceberg's expressions, where a null satisfies
+    ``!=``, NOT IN and NOT LIKE, and files and partitions of NaN may be left out by ``>`` and ``>=``. These predicates
+    are therefore joined to a test: ``s != 'a'`` becomes ``s IS NOT NULL AND s != 'a'``, and ``x > 1`` becomes
+    ``x > 1 OR x IS NAN``.
 
     Args:
         row_filter: an unbound filter, with full names of columns (``struct.field``).
@@ -140,7 +144,7 @@ def bind_filter(
         case_sensitive: whether names are case-sensitive.
         transforms: whether predicates on transforms of columns (`columns.terms`) are possible. Rows can't be tested for
             them, only partitions.
-        two_valued: whether the filter has the two values of Iceberg's expressions already, so that no test is added.
+        two_valued: whether the filter has the meaning of Iceberg's expressions already, so that no test is added.
 
     Returns:
         Bound predicates over ``FieldReference`` terms, joined by balanced trees of ANDs and ORs. Null tests that the
@@ -163,17 +167,23 @@ def _join(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanE
 
 
 def _without_repeated_tests(junction: Junction, operands: Sequence[BooleanExpression]) -> Iterator[BooleanExpression]:
-    """Yield the operands without added null tests that another operand makes superfluous.
+    """Yield the operands without added tests that another operand makes superfluous.
 
-    In an AND, this is the same test; in an OR, IS NULL of the same column.
+    For a null test of an AND, this is the same test; in an OR, IS NULL of the same column. For a NaN test of an OR, it
+    is the same test; in an AND, a predicate that NaN does not satisfy.
     """
-    decisive = BoundNotNull if junction is And else BoundIsNull
-    decided = {operand.term for operand in operands if isinstance(operand, decisive)}
+    null_tests, nan_tests = (BoundNotNull, _WITHOUT_NAN) if junction is And else (BoundIsNull, BoundIsNaN)
+    tested = {operand.term for operand in operands if isinstance(operand, null_tests)}
+    decided = {operand.term for operand in operands if isinstance(operand, nan_tests)}
     for operand in operands:
         match operand:
             case And(left=BoundNotNull(term=term), right=BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith()):
-                yield operand.right if term in decided else operand
+                yield operand.right if term in tested else operand
                 if junction is And:
+                    tested.add(term)
+            case Or(left=BoundGreaterThan() | BoundGreaterThanOrEqual(), right=BoundIsNaN(term=term)):
+                yield operand.left if term in decided else operand
+                if junction is Or:
                     decided.add(term)
             case _:
                 yield operand
@@ -199,11 +209,18 @@ def _bind(
             case In() | NotIn():
                 return And(null_test, _bind_set(predicate, field))
             case LiteralPredicate():
-                return And(null_test, _bind_comparison(predicate, field))
+                comparison = And(null_test, _bind_comparison(predicate, field))
+                return comparison if two_valued else _or_nan(comparison, field)
     except (TypeError, ValueError) as problem:
         column = str(term) if is_transform else f"column {field.name}"
         raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from None
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
+
+
+def _or_nan(comparison: BooleanExpression, field: FieldReference) -> BooleanExpression:
+    """Add the NaN test to a bound comparison that is true for NaN, which statistics leave out."""
+    selects_nan = isinstance(comparison, _UPWARD) and is_floating(field.field.field_type)
+    return Or(comparison, _bound(BoundIsNaN, field)) if selects_nan else comparison
 
 
 def _field(term: UnboundTerm, fields: SchemaFields) -> FieldReference:
@@ -327,8 +344,7 @@ def row_predicate(bound: BooleanExpression, value: Callable[[int], Sql], *, stri
     Args:
         bound: a bound filter without NOT.
         value: field id -> the field's value in bound form.
-        strict: whether uncertain comparisons are false. Ranges of UUIDs must then hold in both orders in use, not only
-            in one, and NaN is not greater than a number.
+        strict: whether NaN is not greater than a number, so that ``>`` and ``>=`` are false for it.
     """
     return as_column(fold_truth(bound, lambda leaf: _row_truth(leaf, value, strict)))
 
@@ -361,7 +377,7 @@ def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:
         case BoundLiteralPredicate():
             primitive = field_type(predicate)
             operation = COMPARISONS[type(predicate)]
-            compared = compare(operation, column, predicate.literal.value, primitive, strict=strict)
+            compared = compare(operation, column, predicate.literal.value, primitive)
             excludes_nan = strict and isinstance(predicate, _UPWARD) and is_floating(primitive)
             return compared & ~sql.isnan(column) if excludes_nan else compared
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(predicate)}")

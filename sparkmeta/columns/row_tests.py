@@ -17,12 +17,14 @@ from pyiceberg.expressions import (
     BoundGreaterThan,
     BoundGreaterThanOrEqual,
     BoundIn,
+    BoundIsNaN,
     BoundIsNull,
     BoundLessThan,
     BoundLessThanOrEqual,
     BoundLiteralPredicate,
     BoundNotEqualTo,
     BoundNotIn,
+    BoundNotNaN,
     BoundNotNull,
     BoundNotStartsWith,
     BoundPredicate,
@@ -36,7 +38,7 @@ from sparkmeta.columns.conditions import fold
 # The driver makes them (`arrow_filter`), and pickles them for tasks.
 
 
-Operation = Literal["is_null", "lt", "le", "gt", "ge", "one_of", "starts_with"]
+Operation = Literal["is_null", "is_nan", "lt", "le", "gt", "ge", "one_of", "starts_with"]
 # Field id -> its values.
 Values = Callable[[int], pa.Array]
 
@@ -72,6 +74,8 @@ class RowTest:
         return pc.invert(holds) if self.negated else holds
 
     def _holds(self, column: pa.Array) -> pa.BooleanArray:
+        if self.operation == "is_nan":
+            return pc.is_nan(column)
         if self.operation == "starts_with":
             return pc.starts_with(column, self.literals[0])
         if self.operation == "one_of":
@@ -155,6 +159,8 @@ def _test(leaf: BooleanExpression) -> RowTest | Junction | None:
     if str(field.field_type) not in _TYPES:
         return None
     match leaf:
+        case BoundIsNaN() | BoundNotNaN():
+            return RowTest("is_nan", field.field_id, negated=isinstance(leaf, BoundNotNaN))
         case BoundIn():
             return RowTest("one_of", field.field_id, tuple(leaf.value_set))
         case BoundLiteralPredicate() if type(leaf) in _OPERATIONS:

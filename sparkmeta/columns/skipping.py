@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundStartsWith,
 )
-from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
+from pyiceberg.types import BinaryType, IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
@@ -39,7 +39,6 @@ from sparkmeta.columns.conditions import (
     any_of,
     as_column,
     compare,
-    compare_signed,
     fold_truth,
     is_floating,
     negated,
@@ -49,7 +48,7 @@ from sparkmeta.columns.conditions import (
 from sparkmeta.columns.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.columns.predicate import COMPARISONS
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import literal_array
+from sparkmeta.columns.types import literal_array, typed_literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container
@@ -59,6 +58,13 @@ if TYPE_CHECKING:
 
 
 _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
+
+# UUIDs are compared by unsigned bytes. Bounds may also be the least and the greatest UUID in the order of
+# java.util.UUID, which compares two signed halves. If the first bit of both bounds is the same, the first halves have
+# one order, but a bound's second half may be above or below those of other UUIDs with the same first half.
+_HALF: Final = 8
+_LEAST_HALF, _GREATEST_HALF = bytes(_HALF), b"\xff" * _HALF
+_FIRST_NEGATIVE: Final = typed_literal(b"\x80", BinaryType())
 
 
 class FieldStats(NamedTuple):
@@ -115,15 +121,21 @@ class Bound:
         """Return whether the bound is unknown, or the comparison with a literal may hold."""
         if self.column is None:
             return True
+        if isinstance(self.field_type, UUIDType):
+            is_lower = operation in (operator.lt, operator.le)
+            value = value[:_HALF] + (_GREATEST_HALF if is_lower else _LEAST_HALF)
+            operation = operator.le if is_lower else operator.ge
         return any_of(self.unknown, compare(operation, self.column, value, self.primitive))
 
     def proves(self, operation: Comparison, value: Any) -> Truth:
         """Return whether the bound is known, and the comparison with a literal certainly holds."""
         if self.column is None:
             return False
-        return all_of(
-            negated(self.nan), _certainly(compare(operation, self.column, value, self.primitive, strict=True))
-        )
+        if isinstance(self.field_type, UUIDType):
+            is_lower = operation in (operator.gt, operator.ge)
+            value = value[:_HALF] + (_GREATEST_HALF if is_lower else _LEAST_HALF)
+            operation = operator.gt if is_lower else operator.lt
+        return all_of(negated(self.nan), _certainly(compare(operation, self.column, value, self.primitive)))
 
     def starts_with(self, prefix: str) -> Truth:
         return False if self.column is None else _certainly(self.column.startswith(prefix))
@@ -150,14 +162,28 @@ class ColumnStats:
 
     @cached_property
     def inverted(self) -> Truth:
-        """Whether the lower bound is above the upper one, so that they prove nothing."""
+        """Whether the bounds prove nothing of ranges: the lower bound is above the upper one.
+
+        A single bound of UUIDs proves nothing either, since it does not tell the order.
+        """
+        is_uuid = isinstance(self.field_type, UUIDType)
         if self.lower.column is None or self.upper.column is None:
+            return is_uuid
+        if is_uuid:
+            return negated(_certainly(self.lower.column <= self.upper.column))
+        return all_of(_certainly(self.lower.column > self.upper.column), negated(self.lower.nan))
+
+    def excludes(self, uuids: Collection[bytes]) -> Truth:
+        """Return whether the bounds of UUIDs are signed, and all UUIDs are outside.
+
+        The values are then at least the lower bound, which is negative, or at most the upper one, which is not.
+        """
+        lower, upper = self.lower, self.upper
+        if lower.column is None or upper.column is None:
             return False
-        above = all_of(_certainly(self.lower.column > self.upper.column), negated(self.lower.nan))
-        if not isinstance(self.field_type, UUIDType):
-            return above
-        signed = compare_signed(operator.gt, self.lower.column, self.upper.column)
-        return all_of(above, _certainly(signed))
+        around = any_of(*(any_of(lower.allows(operator.le, uuid), upper.allows(operator.ge, uuid)) for uuid in uuids))
+        signed = all_of(lower.column >= _FIRST_NEGATIVE, upper.column < _FIRST_NEGATIVE)
+        return all_of(_certainly(as_column(signed)), negated(around))
 
     @cached_property
     def all_null(self) -> Truth:
@@ -312,9 +338,10 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
         record_count: the number of rows in the file. If it is null or negative, which is unknown, the file may match.
 
     Returns:
-        A Sql that is never null, and false only if no row matches. NaN is not greater than a number here. Tests of
-        bounds are also separate conjuncts, ``bound IS NULL OR bound <= literal``, which Spark pushes into Parquet. They
-        are implied, except for bounds in the wrong order, and the driver does not evaluate them.
+        A Sql that is never null, and false only if no row matches. NaN is not greater than a number here; a filter that
+        selects NaN has a test for it (`bind_filter`). Tests of bounds are also separate conjuncts, ``bound IS NULL OR
+        bound <= literal``, which Spark pushes into Parquet. They are implied, except for bounds in the wrong order, and
+        the driver does not evaluate them.
     """
     filter_stats = _FilterStats(stats, record_count)
     may_hold = fold_truth(bound, lambda leaf: _might(leaf, filter_stats.of))
@@ -441,7 +468,11 @@ def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
         in_range = len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set)
     else:
         in_range = all_of(*(stats.passes(test) for test in leaf_tests(leaf)))
-    return all_of(stats.may_hold(leaf), any_of(stats.inverted, in_range))
+    inverted = stats.inverted
+    if isinstance(stats.field_type, UUIDType) and isinstance(leaf, BoundEqualTo | BoundIn):
+        uuids = leaf.value_set if isinstance(leaf, BoundIn) else {leaf.literal.value}
+        inverted = all_of(inverted, len(uuids) > IN_LIMIT or negated(stats.excludes(uuids)))
+    return all_of(stats.may_hold(leaf), any_of(inverted, in_range))
 
 
 def _must(leaf: BooleanExpression, filter_stats: _FilterStats, top_level_ids: Container[int]) -> Truth:

@@ -115,8 +115,8 @@ def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanE
     """Return the part of a filter that its inclusive projection does not decide; TRUE if it decides everything.
 
     Terms of the filter's AND that use only identity-partitioned columns are removed, since they are true of every row
-    if the tuple satisfies the projection. Comparisons of floating point numbers and UUIDs stay, since uncertain values
-    pass the projection.
+    if the tuple satisfies the projection. Comparisons of floating point numbers stay, since a NaN passes the projection
+    of a two-valued filter that does not select it.
 
     Args:
         bound: a bound filter without NOT.
@@ -142,8 +142,7 @@ def _is_decided(leaf: BooleanExpression, identities: Collection[int]) -> bool:
     if not isinstance(leaf, BoundPredicate):
         return False
     field = leaf.term.ref().field
-    is_certain = not is_floating(field.field_type) and not isinstance(field.field_type, UUIDType)
-    return is_certain and field.field_id in identities
+    return not is_floating(field.field_type) and field.field_id in identities
 
 
 def _project(bound: BooleanExpression, spec: PartitionSpec, *, strict: bool) -> BooleanExpression:

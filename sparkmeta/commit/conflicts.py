@@ -115,9 +115,13 @@ def changes_matching(
 ) -> RelevantChanges:
     """Return the changes of snapshots, newest first, in files that may match a filter.
 
-    As in Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE, so a file of such rows is a conflict.
+    A file is a conflict if it may match in either meaning of the filter: as in Iceberg's Java library, where a null
+    matches `!=`, NOT IN and NOT LIKE, and as in SQL, where NaN is greater than all numbers.
     """
-    return RelevantChanges(head, history, ScanFilter.of(head, row_filter, two_valued=True))
+    scan, as_java = (ScanFilter.of(head, row_filter, two_valued=two_valued) for two_valued in (False, True))
+    if scan.row_filter == as_java.row_filter:
+        return RelevantChanges(head, history, scan)
+    return RelevantChanges(head, history, replace(scan, row_filter=Or(scan.row_filter, as_java.row_filter)))
 
 
 def refuse(head: TableState, changes: Iterable[Relation], problem: str) -> None:

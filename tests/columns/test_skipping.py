@@ -228,17 +228,47 @@ def test_long_in_lists_are_not_looked_at(spark: SparkSession, count: int, expect
     assert decide(spark, INT, NotIn("v", around), *FULL) == ALL
 
 
-def test_uuid_ranges_need_both_orders(spark: SparkSession) -> None:
-    """7f... to 80... spans little by unsigned bytes, and is empty by java.util.UUID's order."""
-    low, high = bytes([0x10]) + bytes(15), bytes([0x20]) + bytes(15)
-    between, far = "'15000000-0000-0000-0000-000000000000'", "'90000000-0000-0000-0000-000000000000'"
-    stats = (low, high, 5, 0, None, 5)
-    assert decide(spark, t.UUIDType(), f"v < {between}", *stats) == KEEP
-    assert decide(spark, t.UUIDType(), f"v > {far}", *stats) == KEEP
-    assert decide(spark, t.UUIDType(), f"v < {far}", *stats) == KEEP
-    assert decide(spark, t.UUIDType(), "v > '30000000-0000-0000-0000-000000000000'", *stats) == SKIP
-    assert decide(spark, t.UUIDType(), "v < '30000000-0000-0000-0000-000000000000'", *stats) == ALL
-    assert decide(spark, t.UUIDType(), "v = '30000000-0000-0000-0000-000000000000'", *stats) == SKIP
+@pytest.mark.parametrize(
+    ("operation", "halves", "bounds", "expected"),
+    [
+        ("<", ("15", "00"), ("10", "20"), KEEP),
+        (">", ("90", "00"), ("10", "20"), SKIP),
+        ("<", ("90", "00"), ("10", "20"), ALL),
+        ("=", ("30", "00"), ("10", "20"), SKIP),
+        ("!=", ("30", "00"), ("10", "20"), ALL),
+        # Only unsigned bounds are a range from 7f... to 80....
+        (">", ("90", "00"), ("7f", "80"), SKIP),
+        ("=", ("90", "00"), ("7f", "80"), SKIP),
+        # Signed bounds from 90... up over ff... and 00... to 10...
+        (">", ("f0", "00"), ("90", "10"), KEEP),
+        ("<", ("05", "00"), ("90", "10"), KEEP),
+        (">=", ("00", "00"), ("90", "10"), KEEP),
+        ("=", ("50", "00"), ("90", "10"), SKIP),
+        ("=", ("f0", "00"), ("90", "10"), KEEP),
+        ("=", ("05", "00"), ("90", "10"), KEEP),
+        ("!=", ("50", "00"), ("90", "10"), KEEP),
+        # A bound does not tell the order.
+        ("<", ("05", "00"), ("10", None), KEEP),
+        (">", ("90", "00"), (None, "20"), KEEP),
+        ("=", ("05", "00"), ("10", None), KEEP),
+        # The second half of a bound may be signed, too.
+        ("<", ("10", "80"), ("10", "20"), KEEP),
+        (">=", ("10", "00"), ("10", "20"), KEEP),
+        ("=", ("20", "01"), ("10", "20"), KEEP),
+    ],
+)
+def test_bounds_of_uuids(
+    spark: SparkSession,
+    operation: str,
+    halves: tuple[str, str],
+    bounds: tuple[str | None, str | None],
+    expected: tuple[bool, bool],
+) -> None:
+    """Bounds may be in the order of unsigned bytes, or of java.util.UUID, which compares two signed halves."""
+    literal = "".join(half.ljust(16, "0") for half in halves)
+    lower, upper = (None if bound is None else bytes.fromhex(bound).ljust(16, b"\0") for bound in bounds)
+    row_filter = f"v {operation} '{literal}'"
+    assert decide(spark, t.UUIDType(), row_filter, lower, upper, 5, 0, None, 5) == expected
 
 
 def test_stats_that_are_not_there_at_all(spark: SparkSession) -> None:

@@ -184,20 +184,20 @@ ORDER = {
 NEGATED = (BoundNotNull, BoundNotNaN, BoundNotEqualTo, BoundNotIn, BoundNotStartsWith)
 
 
-def matches(bound: BooleanExpression, row: dict[int, Any], *, key: Key = same, nan_is_greatest: bool = False) -> bool:
+def matches(bound: BooleanExpression, row: dict[int, Any], *, nan_is_greatest: bool = False) -> bool:
     """Two-valued: null satisfies none but IS NULL and the negated predicates; NaN is in no range, or above all."""
 
     def leaf(predicate: BooleanExpression, _negated: bool) -> bool:
         if not isinstance(predicate, BoundPredicate):
             return isinstance(predicate, AlwaysTrue)
-        return leaf_matches(predicate, row[predicate.term.ref().field.field_id], key, nan_is_greatest)
+        return leaf_matches(predicate, row[predicate.term.ref().field.field_id], nan_is_greatest)
 
     return fold(bound, leaf, lambda junction, operands: (all if junction is And else any)(operands))
 
 
-def leaf_matches(predicate: BoundPredicate, value: Any, key: Key, nan_is_greatest: bool) -> bool:
+def leaf_matches(predicate: BoundPredicate, value: Any, nan_is_greatest: bool) -> bool:
     if type(predicate) in NEGATED:
-        return not leaf_matches(~predicate, value, key, nan_is_greatest)
+        return not leaf_matches(~predicate, value, nan_is_greatest)
     nan = isinstance(value, float) and math.isnan(value)
     if isinstance(predicate, BoundIsNull):
         return value is None
@@ -211,7 +211,7 @@ def leaf_matches(predicate: BoundPredicate, value: Any, key: Key, nan_is_greates
             return value in predicate.value_set
         case BoundStartsWith():
             return value.startswith(predicate.literal.value)
-    return ORDER[type(predicate)](key(value), key(predicate.literal.value))
+    return ORDER[type(predicate)](value, predicate.literal.value)
 
 
 # Files: values of a column, and the stats that a writer may have kept of them
