@@ -10,7 +10,7 @@ import re
 import reprlib
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pyiceberg.exceptions as iceberg
 
@@ -53,7 +53,18 @@ _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
 class SparkmetaError(Exception):
-    """Base class of all errors that sparkmeta raises."""
+    """Base class of all errors that sparkmeta raises.
+
+    Attributes:
+        on_command_line: The message for users of the command line, if the usual one advises a call of Python.
+    """
+
+    on_command_line: str | None = None
+
+    def for_command_line(self, message: str) -> Self:
+        """Set another message for users of the command line, and return the error."""
+        self.on_command_line = message
+        return self
 
 
 class ValidationError(SparkmetaError, iceberg.ValidationError):

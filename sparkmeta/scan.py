@@ -184,11 +184,12 @@ class Scan:
             return replace(self, session_branch=None)
         return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
 
-    def as_of(self, timestamp: datetime | int) -> Scan:
+    def as_of(self, timestamp: datetime | str | int) -> Scan:
         """Return this scan of the snapshot that was current at a time.
 
         Args:
-            timestamp: a datetime with a time zone, or milliseconds since 1970.
+            timestamp: a datetime with a time zone, text such as `2026-01-31T12:00:00Z` (in UTC without a zone), or
+                milliseconds since 1970.
 
         Raises:
             NoSuchSnapshotError: the table's snapshot log does not go back that far.

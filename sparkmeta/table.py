@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import NAME
-from sparkmeta.errors import NoSuchTableError
+from sparkmeta.errors import NoSuchTableError, ValidationError, shown
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, StaticOperations, load_version
@@ -30,6 +30,8 @@ from sparkmeta.storage.location import absolute
 from sparkmeta.write.changes import RequestedChange, RowChanges
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
@@ -79,25 +81,39 @@ class Table(BaseTable, RowChanges):
         case_sensitive: bool = True,
         snapshot_id: int | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
+        ref: str | None = None,
+        as_of: datetime | str | int | None = None,
     ) -> Scan:
         """Return a scan of the rows that match a filter: `table.scan("day >= '2026-01-01' and id = 7").plan_files()`.
 
-        It reads the current snapshot unless `snapshot_id` or a method of the scan chooses another one. As in Iceberg's
-        Spark reader, it reads the branch `spark.wap.branch` of the session instead, if the table has this branch and
-        the property `write.wap.enabled`.
+        It reads the current snapshot unless `snapshot_id`, `ref` (a branch or tag), `as_of` (see `Scan.as_of`) or a
+        method of the scan chooses another one. As in Iceberg's Spark reader, it reads the branch `spark.wap.branch` of
+        the session instead, if the table has this branch and the property `write.wap.enabled`.
 
         As in SQL, a comparison with null is unknown, and so is its NOT: `s != 'a'` matches no row whose `s` is null.
 
         Raises:
             InvalidFilterError: the filter is invalid, or fits no schema of the table.
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: the session has both `spark.wap.branch` and `spark.wap.id`.
+            ValidationError: the session has both `spark.wap.branch` and `spark.wap.id`, or several arguments choose a
+                snapshot.
         """
+        if [snapshot_id, ref, as_of].count(None) < 2:
+            raise ValidationError(
+                f"{self.full_name}: snapshot_id is {shown(snapshot_id)}, ref {shown(ref)} and as_of {shown(as_of)}: "
+                "expected at most one of them"
+            )
         from sparkmeta.commit.write_target import session_branch_to_read
         from sparkmeta.scan import table_scan
 
         scan = table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
-        return scan if snapshot_id is not None else replace(scan, session_branch=session_branch_to_read(self.state))
+        if snapshot_id is not None:
+            return scan
+        if as_of is not None:
+            return scan.as_of(as_of)
+        scan = replace(scan, session_branch=session_branch_to_read(self.state))
+        return scan if ref is None else scan.use_ref(ref)
 
     def incremental(
         self, from_snapshot_id_exclusive: int | None, to_snapshot_id_inclusive: int | None = None
@@ -468,14 +484,13 @@ def open_location(location: str, sessions: SessionSource) -> Table:
     except NoSuchTableError as error:
         if _IDENTIFIER.fullmatch(location) is None:
             raise
-        raise NoSuchTableError(f"{error}. {_catalog_hint(location, sessions)}") from None
-
-
-def _catalog_hint(identifier: str, sessions: SessionSource) -> str:
-    """Return how to load a table by its identifier."""
-    names = list(iceberg_catalogs(sessions.running()))
-    hint = f'Load a table of a catalog by load_catalog("{names[0] if names else "name"}").load_table("{identifier}")'
-    return f"{hint}; catalogs of Spark's configuration: {', '.join(names)}" if names else hint
+        names = list(iceberg_catalogs(sessions.running()))
+        call = f'load_catalog("{names[0] if names else "name"}").load_table("{location}")'
+        known = f"; catalogs of Spark's configuration: {', '.join(names)}" if names else ""
+        options = f"--catalog {names[0] if names else 'NAME'} {location}"
+        raise NoSuchTableError(f"{error}. Load a table of a catalog by {call}{known}").for_command_line(
+            f"{error}. Name a table of a catalog by {options}{known}"
+        ) from None
 
 
 def open_table(folder: str, sessions: SessionSource, files: Files | None = None) -> Table:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table.sorting import SortOrder
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -33,6 +34,16 @@ def partition_terms(spec: PartitionSpec, schema: Schema) -> list[str]:
     return [
         f"{field.transform}({schema.find_column_name(field.source_id) or field.source_id})" for field in spec.fields
     ]
+
+
+def sort_terms(order: SortOrder, schema: Schema) -> list[str]:
+    """Return the fields of a sort order as terms, such as `ts DESC NULLS LAST`."""
+    terms = []
+    for field in order.fields:
+        name = schema.find_column_name(field.source_id) or field.source_id
+        column = name if str(field.transform) == "identity" else f"{field.transform}({name})"
+        terms.append(f"{column} {field.direction.name} {field.null_order.name.replace('_', ' ')}")
+    return terms
 
 
 def fact_table(caption: str, facts: Mapping[str, object]) -> str:

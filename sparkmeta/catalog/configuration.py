@@ -120,7 +120,8 @@ def _database(name: str, properties: dict[str, str]) -> str:
 
 def _refuse(name: str, key: str, value: str | None) -> NoReturn:
     setting = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
-    raise UnsupportedError(
-        f"catalog {name}: {setting}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's "
-        f"properties, as in load_catalog({name!r}, type=..., uri=...)"
+    problem = f"catalog {name}: {setting}, which has no counterpart in pyiceberg"
+    remedy = "load the catalog with pyiceberg's properties, as in"
+    raise UnsupportedError(f"{problem}: {remedy} load_catalog({name!r}, type=..., uri=...)").for_command_line(
+        f"{problem}: {remedy} --catalog {name} --property type=... --property uri=..."
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkmeta.cli import changes
 from sparkmeta.cli.doctor import doctor
-from sparkmeta.cli.maintain import COMMANDS, cache, health, maintain, upgrade
+from sparkmeta.cli.maintain import COMMANDS, OPERATIONS, cache, health, maintain, upgrade
 from sparkmeta.cli.output import (
     TextColumn,
     drop_unread_output,
@@ -21,7 +21,7 @@ from sparkmeta.cli.output import (
     print_lines,
     print_table,
     progress,
-    timestamp,
+    time_text,
 )
 from sparkmeta.cli.serve import serve
 from sparkmeta.cli.source import (
@@ -73,7 +73,6 @@ _TOTALS = {
     "equality_deletes": "total-equality-deletes",
 }
 _REFS_SHOWN = 20
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def description(table: Table) -> dict[str, Any]:
@@ -145,14 +144,6 @@ def column_line(column: Mapping[str, Any]) -> str:
 def property_lines(properties: Mapping[str, str]) -> list[str] | str:
     """Return the lines of properties for text output."""
     return [f"{name} = {value}" for name, value in sorted(properties.items())] or "none"
-
-
-def time_text(milliseconds: int) -> str:
-    """Return a time in milliseconds since 1970 as text."""
-    try:
-        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
-    except OverflowError:
-        return f"{milliseconds} ms after 1970"
 
 
 def _partition_fields(table: Table) -> list[str]:
@@ -362,8 +353,13 @@ TASKS = (
 class _Commands(click.Group):
     """A group whose commands report errors in one line on stderr, with exit code 1, or with --verbose as tracebacks.
 
-    A command ends silently if the reader of its output has closed the pipe, but finishes its commits first.
+    A command ends silently if the reader of its output has closed the pipe, but finishes its commits first. Names may
+    have underscores, and be those of the methods and metadata tables.
     """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = cmd_name.replace("_", "-")
+        return super().get_command(ctx, name) or super().get_command(ctx, _OTHER_NAMES.get(name, name))
 
     def invoke(self, ctx: click.Context) -> Any:
         if sys.stdout is None:  # the descriptor was closed when the process started
@@ -527,10 +523,21 @@ _PLAN_VIEWS = {
     "count": _print_count,
 }
 
+# The names of methods and metadata tables -> the names of their commands, where they differ.
+_OTHER_NAMES = {
+    name.replace("_", "-"): command
+    for name, command in (
+        *((name, operation.command) for name, operation in OPERATIONS.items()),
+        *((name, metadata_table.command) for name, metadata_table in METADATA_TABLES.items()),
+    )
+    if command is not None
+}
+
 # The options for rows of views that do not take all such options.
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
-for _command in (cache, doctor, namespaces, tables, health, maintain, *COMMANDS, upgrade, serve, view, views):
+_ALONE = (cache, doctor, namespaces, tables, health, maintain, upgrade, serve, view, views)
+for _command in (*_ALONE, *COMMANDS, *changes.COMMANDS):
     main.add_command(_command)
 for _name, _metadata_table in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _metadata_table))

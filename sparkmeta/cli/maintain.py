@@ -438,7 +438,8 @@ def _command(name: str, operation: MaintenanceCommand) -> click.Command:
     command = click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")(command)
     command = click.option("--files", is_flag=True, help=f"Print the {operation.files}.")(command)
     shown = operation.command or name.replace("_", "-")
-    about = f"{operation.about}\n\n{_UNCOMMITTED}"
+    also = "" if shown == name.replace("_", "-") else f"\n\nIts other name is {name.replace('_', '-')}."
+    about = f"{operation.about}\n\n{_UNCOMMITTED}{also}"
     return click.command(shown, cls=OperationCommand, operation=name, help=about)(command)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -61,7 +61,7 @@ def _known_line(error: Exception, hint: str = "") -> str | None:
     """Return the line of an error; None if the error is a bug of sparkmeta."""
     known = error if isinstance(error, SparkmetaError) else from_spark(error)
     if known is not None:
-        return printable(first_line(known))
+        return printable(known.on_command_line or first_line(known))
     from pyspark.errors import PySparkException
 
     module = type(error).__module__
@@ -80,6 +80,7 @@ _CELL = 300
 _PATH, _SHORTEST_PATH = 70, 40
 _MAX_ITEMS = 4
 _ANY_WIDTH = 100_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
 """Names of fields with ids of snapshots, which have 64 bits."""
@@ -173,8 +174,16 @@ def drop_unread_output(output: TextIO) -> bool:
 # -- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def print_rows(rows: Relation, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
-    """Print the first rows as a table that fits the terminal.
+def print_rows(
+    rows: Relation,
+    columns: Sequence[TextColumn],
+    limit: int,
+    base: str = "",
+    *,
+    more: str = "",
+    newest: bool = False,
+) -> bool:
+    """Print the first rows, or the last ones, as a table that fits the terminal.
 
     Args:
         rows: The rows.
@@ -182,15 +191,22 @@ def print_rows(rows: Relation, columns: Sequence[TextColumn], limit: int, base: 
         limit: The number of rows to print.
         base: A folder. Paths below it are printed relative to it.
         more: A hint to print if there are more rows.
-    """
-    from sparkmeta.entries.relation import head, select
+        newest: Whether the rows are few and in the order of time, so that the last ones are printed.
 
-    printed = table_values(head(select(rows, [column.column for column in columns]), limit + 1))
-    console = print_table(printed[:limit], columns, base)
+    Returns:
+        Whether there are rows.
+    """
+    from sparkmeta.entries.relation import head, select, tail
+
+    selected = select(rows, [column.column for column in columns])
+    printed = table_values(tail(selected, limit + 1) if newest else head(selected, limit + 1))
+    console = print_table(printed[-limit:] if newest else printed[:limit], columns, base)
     if len(printed) > limit:
-        console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
+        which = "newest" if newest else "first"
+        console.print(Text(f"... the {which} {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if printed and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
+    return bool(printed)
 
 
 def table_values(rows: pa.Table) -> list[dict[str, Any]]:
@@ -310,21 +326,27 @@ def _text_id_type(name: str, kind: DataType) -> DataType:
     return kind
 
 
-def print_lines(rows: Relation, limit: int | None) -> None:
+def print_lines(rows: Relation, limit: int | None) -> bool:
     """Print rows of one text, a line per row. The driver holds one partition of a DataFrame at a time.
 
     Args:
         rows: The rows.
         limit: The number of rows to print. None prints all.
+
+    Returns:
+        Whether there are rows.
     """
     import pyarrow as pa
 
     if isinstance(rows, pa.Table):
         for text in rows.slice(0, limit).column(0).to_pylist():
             sys.stdout.write(f"{text}\n")
-        return
+        return len(rows) > 0
+    any_printed = False
     for line in (rows if limit is None else rows.limit(limit)).toLocalIterator(prefetchPartitions=True):
+        any_printed = True
         sys.stdout.write(f"{line[0]}\n")
+    return any_printed
 
 
 # -- Facts ----------------------------------------------------------------------------------------------------------
@@ -383,6 +405,14 @@ def timestamp(moment: datetime) -> str:
     utc = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
     digits = "auto" if utc.microsecond % 1000 else "milliseconds" if utc.microsecond else "seconds"
     return utc.isoformat(sep=" ", timespec=digits) + ("Z" if moment.tzinfo else "")
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time in milliseconds since 1970 as text."""
+    try:
+        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
+    except OverflowError:
+        return f"{milliseconds} ms after 1970"
 
 
 def _plain(value: object) -> str:

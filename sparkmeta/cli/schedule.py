@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.catalog import load_catalog
 from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
+from sparkmeta.entries.relation import head
 from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
+from sparkmeta.inspect.check import violations
 from sparkmeta.inspect.partition_statistics import has_partitions
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
@@ -140,7 +142,35 @@ class Job:
         return {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
 
 
+@dataclass(frozen=True)
+class _NoOptions(Options):
+    """The options of a job that has none."""
+
+
+@dataclass(frozen=True)
+class Check(Job):
+    """The check of the current snapshot's metadata, which changes nothing. It fails if there are contradictions."""
+
+    name: str = "check"
+
+    @property
+    def kind(self) -> type[Options]:
+        return _NoOptions
+
+    def outcome(self, table: Table) -> dict[str, Any]:
+        """Return the status, and the first contradictions as the plan."""
+        rows = head(violations(table.state).frame(), _MOST_CONTRADICTIONS + 1).to_pylist()
+        if not rows:
+            return {"status": NOTHING}
+        is_abridged = len(rows) > _MOST_CONTRADICTIONS
+        count = f"more than {_MOST_CONTRADICTIONS}" if is_abridged else f"{len(rows)}"
+        first = f"{rows[0]['location']}: {rows[0]['rule']}: {rows[0]['problem']}"
+        error = f"contradictions in the metadata: {count}, such as {first}"
+        return {"status": FAILED, "plan": {"contradictions": rows[:_MOST_CONTRADICTIONS]}, "error": error}
+
+
 JOBS = (
+    Check(),
     Job("upgrade", by_plan=True, suits=_of_earlier_version),
     Job("downgrade", by_plan=True, suits=_of_trees),
     Job("rewrite_data_files", suits=_takes_rows),
@@ -154,6 +184,12 @@ JOBS = (
     Job("compute_table_stats", by_plan=True),
 )
 BY_NAME = {job.name: job for job in JOBS}
+
+
+def job_name(text: str) -> str:
+    """Return the name of a job by its name in a configuration, which may be the name of its command."""
+    name = text.replace("-", "_")
+    return "compact_manifests" if name == "compact" else name
 
 
 _WORDS = {"true": True, "false": False}
@@ -311,7 +347,7 @@ def _typed_thresholds(values: Any) -> Any:
 def _typed_jobs(jobs: Any) -> Any:
     if not isinstance(jobs, dict):
         return jobs
-    return {name: _typed_options(name, options) for name, options in jobs.items()}
+    return {name: _typed_options(job_name(name), options) for name, options in jobs.items()}
 
 
 def _typed_options(job: str, options: Any) -> Any:
@@ -370,16 +406,21 @@ def _group(
 
 def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
     """Return job -> options, or false for a job that tables don't get."""
-    for name, options in jobs.items():
+    named: dict[str, Any] = {}
+    for text, options in jobs.items():
+        name = job_name(text)
         if name not in BY_NAME:
             known = ", ".join(BY_NAME)
-            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: unknown job; the jobs are {known}")
+            raise ValidationError(f"{file}: {place}.{text} is {shown(options)}: unknown job; the jobs are {known}")
+        if name in named:
+            raise ValidationError(f"{file}: {place}.{text}: the job {name} is there twice")
+        named[name] = options
         if options is False:
             continue
         if not isinstance(options, dict):
-            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: expected options, or false")
-        BY_NAME[name].check_types(options, f"{file}: {place}.{name}")
-    return dict(jobs)
+            raise ValidationError(f"{file}: {place}.{text} is {shown(options)}: expected options, or false")
+        BY_NAME[name].check_types(options, f"{file}: {place}.{text}")
+    return named
 
 
 def _thresholds(values: Mapping[str, Any], file: str, place: str) -> HealthOptions:
@@ -596,6 +637,8 @@ def _fits(text: str, pattern: str) -> bool:
 COMMITTED, PLANNED, NOTHING, UNSUITABLE = "committed", "planned", "nothing to do", "not applicable"
 CONFLICT, FAILED = "conflict", "failed"
 
+# Maximum number of contradictions in a result.
+_MOST_CONTRADICTIONS = 100
 # Maximum number of plans of a job, if other commits make them obsolete.
 _ATTEMPTS = 3
 
@@ -704,6 +747,8 @@ class _Maintained:
             table = table.refresh()
             if not job.applies(table, configured):
                 facts = {"status": UNSUITABLE}
+            elif isinstance(job, Check):
+                facts = job.outcome(table)
             elif findings or not on_main or job.by_plan or configured.get(ALWAYS, False):
                 facts = self._planned(job, table, options)
         except Exception as error:  # noqa: BLE001

@@ -58,6 +58,7 @@ class MetadataTable:
             `inspect.history`.
         of_files: Whether the table is read from manifest entries. Only their needed columns are decoded.
         command: The name of the command, if it differs from the name of the table.
+        by_time: Whether the rows are in the order of time, so that `--limit` prints the last ones.
     """
 
     help: str
@@ -65,6 +66,7 @@ class MetadataTable:
     of_snapshot: bool = True
     of_files: bool = False
     command: str | None = None
+    by_time: bool = False
 
 
 METADATA_TABLES = {
@@ -133,6 +135,7 @@ METADATA_TABLES = {
             _summary("records", "total-records"),
         ),
         of_snapshot=False,
+        by_time=True,
     ),
     "refs": MetadataTable(
         "Print the branches and tags of the table.",
@@ -155,6 +158,7 @@ METADATA_TABLES = {
             TextColumn("is_current_ancestor"),
         ),
         of_snapshot=False,
+        by_time=True,
     ),
     "metadata_log_entries": MetadataTable(
         "Print the metadata files of the table, the current one last.",
@@ -167,6 +171,7 @@ METADATA_TABLES = {
         ),
         of_snapshot=False,
         command="metadata-log",
+        by_time=True,
     ),
 }
 
@@ -208,7 +213,16 @@ class RowOptions:
             return None
         return [_decoded(name, leaves) for name in self.columns] or [column.source for column in text]
 
-    def print(self, rows: Relation, text: Sequence[TextColumn], base: str, source: HasSession) -> None:
+    def print(
+        self,
+        rows: Relation,
+        text: Sequence[TextColumn],
+        base: str,
+        source: HasSession,
+        *,
+        newest: bool = False,
+        of_metadata: bool = True,
+    ) -> bool:
         """Print rows. An Arrow table needs Spark only for options that Arrow can't evaluate.
 
         Args:
@@ -216,23 +230,29 @@ class RowOptions:
             text: The default columns of the text output.
             base: A folder. Paths below it are printed relative to it in the text output.
             source: What has a session, or starts one.
+            newest: Whether a limit keeps the last rows, which are few, instead of the first ones.
+            of_metadata: Whether columns whose names are those of snapshot ids hold these, which JSON has as text.
+
+        Returns:
+            Whether there are rows.
 
         Raises:
             InvalidArgumentError: An Arrow table lacks a column that an option names.
         """
-        from sparkmeta.entries.relation import select
+        from sparkmeta.entries.relation import select, tail
 
         with progress("Reading"):
             matching = self._matching(rows, source)
             named, matching = self._named(matching, source)
+            if newest and self.as_json and self.limit is not None:
+                matching = tail(matching, self.limit)
             if not self.as_json:
-                print_rows(matching, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
-            elif named:
+                return print_rows(matching, named or text, self.limit or TEXT_ROWS, base, more=_MORE, newest=newest)
+            if named:
                 # As in Spark, a nested field has its own name.
                 fields = [column.column.alias(sql.last_name(column.column)) for column in named]
-                print_json_rows(select(matching, fields), self.limit)
-            else:
-                print_json_rows(matching, self.limit)
+                matching = select(matching, fields)
+            return print_json_rows(matching, self.limit, with_ids=of_metadata)
 
     def _matching(self, rows: Relation, source: HasSession) -> Relation:
         """Return the rows that meet the condition."""
@@ -270,12 +290,16 @@ class RowOptions:
         return [TextColumn(name, field or name) for name, field in zip(self.columns, fields, strict=True)], rows
 
 
-def print_json_rows(rows: Relation, limit: int | None) -> None:
+def print_json_rows(rows: Relation, limit: int | None, *, with_ids: bool = True) -> bool:
     """Print rows as JSON objects, one per line. Spark's tasks make the JSON of a DataFrame.
 
     Args:
         rows: The rows.
         limit: The number of rows to print. None prints all.
+        with_ids: Whether a DataFrame may have ids of snapshots, which become texts.
+
+    Returns:
+        Whether there are rows.
     """
     import pyarrow as pa
 
@@ -284,10 +308,11 @@ def print_json_rows(rows: Relation, limit: int | None) -> None:
 
         for line in json_lines(rows if limit is None else rows.slice(0, limit)):
             sys.stdout.write(f"{line}\n")
-        return
+        return len(rows) > 0
     from pyspark.sql import functions as F
 
-    print_lines(with_text_ids(rows).select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
+    shown = with_text_ids(rows) if with_ids else rows
+    return print_lines(shown.select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
 
 
 def _decoded(name: str, leaves: Iterable[str]) -> str:
@@ -376,7 +401,7 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
 
                 arguments["columns"] = row_options.read_columns(text, leaf_columns(table.state.types.typing_schema))
             rows = _rows(table, name, metadata_table, arguments)
-        row_options.print(rows, text, table.location(), table.state)
+        row_options.print(rows, text, table.location(), table.state, newest=metadata_table.by_time)
 
     options = takes_row_options(takes_source(run))
     return click.command(metadata_table.command or name, help=metadata_table.help)(

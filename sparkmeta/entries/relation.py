@@ -207,6 +207,12 @@ def head(rows: Relation, count: int) -> pa.Table:
     return rows.slice(0, count) if isinstance(rows, pa.Table) else rows.limit(count).toArrow()
 
 
+def tail(rows: Relation, count: int) -> pa.Table:
+    """Return the last rows of a few in memory. For a DataFrame, runs a job that returns all rows."""
+    table = collected(rows)
+    return table.slice(max(0, len(table) - count))
+
+
 def names(rows: Relation) -> list[str]:
     """Return the names of the columns."""
     return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.transforms import BucketTransform, TruncateTransform
 
 from sparkmeta.checks import SHARE, Options, Rule, are_texts, at_least, option
 from sparkmeta.commit.compaction import CompactionOptions
@@ -25,9 +26,12 @@ from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
 from sparkmeta.spec.entry import FIRST_RESERVED_ID, ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
-from sparkmeta.text import byte_size, counted
+from sparkmeta.text import byte_size, counted, partition_terms
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+
     from sparkmeta.maintain.health_measures import (
         EntryFigures,
         History,
@@ -56,6 +60,11 @@ class HealthOptions(Options):
         3, "report manifests if one overlaps more than this number of others on average.", at_least(0)
     )
     min_small_files: int = option(5, "report a partition with at least this number of small data files.", at_least(2))
+    min_small_partitions: int = option(
+        100,
+        "report the partition spec if at least this number of partitions average less than a small data file.",
+        at_least(2),
+    )
     small_file_ratio: float = option(0.25, "data files below this share of the target size are small.", SHARE)
     max_deleted_ratio: float = option(
         0.3,
@@ -194,7 +203,14 @@ class Examination:
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings, beginning with findings about manifests."""
         manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
-        others = (self._of_deletes(), self._of_files(), self._of_bounds(), self._of_stats(), self._of_metadata())
+        others = (
+            self._of_deletes(),
+            self._of_files(),
+            self._of_partitions(),
+            self._of_bounds(),
+            self._of_stats(),
+            self._of_metadata(),
+        )
         return (*manifests, *chain.from_iterable(others))
 
     def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
@@ -336,6 +352,24 @@ class Examination:
             **self._rewritten(**chosen),
         )
 
+    def _of_partitions(self) -> Iterator[Finding]:
+        """Find a spec whose partitions are too small for data files of a good size, however often they are merged."""
+        entries, metadata = self.entries, self.table.metadata
+        mean = entries.bytes / max(entries.partitions, 1)
+        coarser = list(_coarser(metadata.spec(), metadata.schema()))
+        if entries.partitions < self.options.min_small_partitions or mean >= self.limits.small_bytes or not coarser:
+            return
+        yield Finding(
+            "small_partitions",
+            entries.partitions,
+            entries.bytes,
+            f"{entries.partitions:,} partitions hold {byte_size(mean)} on average: too little for a data file of "
+            f"{byte_size(self.limits.small_bytes)}, and files of different partitions can't be merged",
+            f"plans read an entry and readers open a file for each {byte_size(entries.bytes / max(entries.files, 1))}",
+            f"a coarser partition spec makes fewer and larger files: {'; '.join(coarser)}; then rewrite_data_files "
+            "with rewrite_all writes the old files again",
+        )
+
     def _rewritten(self, **options: float) -> dict[str, Any]:
         """Return the job, call and command that rewrite data files with options; nothing for read-only tables."""
         if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
@@ -434,6 +468,24 @@ class Examination:
             "statistics file": len(metadata.statistics) + len(metadata.partition_statistics),
         }
         return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+
+def _coarser(spec: PartitionSpec, schema: Schema) -> Iterator[str]:
+    """Yield how fields of a spec can be made coarser, such as `ts_day: day(ts) -> month(ts)`."""
+    longer = {"hour": "day", "day": "month", "month": "year"}
+    for part, term in zip(spec.fields, partition_terms(spec, schema), strict=True):
+        column, name = schema.find_column_name(part.source_id), str(part.transform)
+        if column is None or name == "void":
+            continue
+        if name in longer:
+            yield f"{part.name}: {term} -> {longer[name]}({column})"
+        elif isinstance(part.transform, BucketTransform):
+            if part.transform.num_buckets > 1:
+                yield f"{part.name}: {term} -> fewer buckets"
+        elif isinstance(part.transform, TruncateTransform):
+            yield f"{part.name}: {term} -> another width, or no such field"
+        else:
+            yield f"{part.name}: {term} -> bucket(N, {column}), or no such field"
 
 
 # Reason -> kind, problem, cost.

@@ -389,11 +389,15 @@ def _refuse_lists(metadata: TableMetadata, name: str) -> None:
     if has_tree(metadata):
         return
     problem = f"{name}: it is a table of format version {metadata.format_version} with manifest lists"
-    upgrade = "a metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
-    if metadata.format_version > 3:
-        raise UnsupportedError(f"{problem}: commits need {upgrade}")
-    rewrite = "`sparkmeta rewrite-manifests` or table.maintenance.rewrite_manifests() rewrites its manifests"
-    raise UnsupportedError(f"{problem}: {rewrite}; this operation needs {upgrade}")
+    needed = "commits need" if metadata.format_version > 3 else "this operation needs"
+
+    def message(rewrite: str, upgrade: str) -> str:
+        other = f"{rewrite} rewrites its manifests; " if metadata.format_version <= 3 else ""
+        return f"{problem}: {other}{needed} a metadata tree, which {upgrade} makes"
+
+    in_python = message("table.maintenance.rewrite_manifests()", "table.maintenance.upgrade(4)")
+    on_command_line = message("`sparkmeta rewrite-manifests`", "`sparkmeta upgrade --format-version 4`")
+    raise UnsupportedError(in_python).for_command_line(on_command_line)
 
 
 TableT = TypeVar("TableT", bound=BaseTable)

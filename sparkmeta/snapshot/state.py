@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError, UnsupportedError
 from sparkmeta.session import is_connect
+from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import executor_reader, how_tasks_can
 from sparkmeta.storage.location import is_local
@@ -95,18 +96,25 @@ class TableState:
             raise NoSuchSnapshotError(f"{self.metadata.location} has no branch or tag {name!r}")
         return self.metadata.refs[name]
 
-    def snapshot_id_at(self, timestamp: datetime | int) -> int:
+    def snapshot_id_at(self, timestamp: datetime | str | int) -> int:
         """Return the id of the snapshot that was current at a time.
 
         Args:
-            timestamp: a datetime with zone, or milliseconds since 1970.
+            timestamp: a datetime with zone, text in ISO 8601 (in UTC without a zone), or milliseconds since 1970.
 
         Raises:
             NoSuchSnapshotError: the snapshot log begins later.
-            InvalidArgumentError: the timestamp is of another type, or a datetime without a zone.
+            InvalidArgumentError: the timestamp is of another type, no time, or a datetime without a zone.
         """
+        if isinstance(timestamp, str):
+            try:
+                timestamp = moment_of(timestamp)
+            except ValueError as error:
+                raise InvalidArgumentError(f"{self.metadata.location}: as_of: {error}") from None
         if not isinstance(timestamp, datetime | int):
-            expected = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
+            expected = (  # type: ignore[unreachable]
+                "a datetime with a time zone, ISO 8601 text, or milliseconds since 1970"
+            )
             raise InvalidArgumentError(f"{self.metadata.location}: {timestamp!r} is not a time: as_of takes {expected}")
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
             raise InvalidArgumentError(f"{self.metadata.location}: {timestamp} has no time zone")

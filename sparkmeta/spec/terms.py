@@ -26,13 +26,20 @@ _TERM: Final = re.compile(
 # A part of a column's name, with its backquotes.
 _QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
 CALL: Final = re.compile(rf"(?P<name>\w+)\s*\((?P<arguments>(?:{_QUOTED.pattern}|[^()`])*)\)")
-_UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
-    transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
-    transforms.DayTransform(), transforms.HourTransform(),
+_PERIODS: Final[tuple[Transform[Any, Any], ...]] = (
+    transforms.YearTransform(), transforms.MonthTransform(), transforms.DayTransform(), transforms.HourTransform(),
 )  # fmt: skip
 # The names of transforms in partition specs, and of functions in Spark.
-_PLAIN: Final = {name: transform for transform in _UNSIZED for name in (str(transform), f"{transform}s")}
+_UNSIZED: Final[dict[str, Transform[Any, Any]]] = {
+    "identity": transforms.IdentityTransform(),
+    **{name: period for period in _PERIODS for name in (str(period), f"{period}s")},
+    "void": transforms.VoidTransform(),
+}
 _SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate": transforms.TruncateTransform}
+# A transform without its column, as text and in the form of partition specs.
+_TRANSFORM: Final = re.compile(r"\s*(?P<name>\w+)\s*(?:\(\s*(?P<size>\d+)\s*\)|\[\s*(?P<size_in_spec>\d+)\s*\])?\s*")
+_MAX_SIZE: Final = (1 << 31) - 1
+_KNOWN: Final = "transforms: identity, bucket(N), truncate(W), year, month, day, hour, void"
 
 
 def parts_of(text: str) -> Iterator[str]:
@@ -49,6 +56,29 @@ def parts_of(text: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
+def transform_of(transform: Any) -> Transform[Any, Any]:
+    """Return a transform without its column: `bucket(16)`, `bucket[16]`, `day`, `days`, or a transform of pyiceberg.
+
+    Raises:
+        ValueError: there is no such transform.
+    """
+    if isinstance(transform, transforms.Transform) and not isinstance(transform, transforms.UnknownTransform):
+        return transform
+    match = _TRANSFORM.fullmatch(transform) if isinstance(transform, str) else None
+    known = match and _named(match["name"], match["size"] or match["size_in_spec"])
+    if known is None:
+        text = str(transform) if isinstance(transform, transforms.Transform) else transform
+        raise ValueError(f"{shown(text)} is not a transform; {_KNOWN}")
+    return known
+
+
+def _named(name: str, size: str | None) -> Transform[Any, Any] | None:
+    if size is None:
+        return _UNSIZED.get(name.lower())
+    known = _SIZED.get(name.lower())
+    return known(int(size)) if known is not None and 0 < int(size) <= _MAX_SIZE else None
+
+
 @dataclass(frozen=True)
 class Terms:
     """Terms of a schema: columns and their transforms.
@@ -59,11 +89,13 @@ class Terms:
         schema: the schema.
         where: where the terms are, for error messages: the option and its value.
         use: what the columns are for, for error messages.
+        case_sensitive: whether the names of columns are case-sensitive.
     """
 
     schema: Schema
     where: str
     use: str = "sorted"
+    case_sensitive: bool = True
 
     def sort_field(self, text: str) -> SortField:
         """Return the sort field in a text, such as `id DESC NULLS LAST`."""
@@ -81,15 +113,12 @@ class Terms:
         call = CALL.fullmatch(term)
         if call is None:
             return self.column(term), transforms.IdentityTransform()
-        name, arguments = call["name"].lower(), list(parts_of(call["arguments"]))
-        numbers = [argument for argument in arguments if argument.isdecimal()]
+        arguments = list(parts_of(call["arguments"]))
+        sizes = [argument for argument in arguments if argument.isdecimal()]
         columns = [argument for argument in arguments if not argument.isdecimal()]
-        if len(columns) == 1 and name in _SIZED and len(numbers) == 1 and int(numbers[0]):
-            transform = _SIZED[name](int(numbers[0]))
-        elif len(columns) == 1 and name in _PLAIN and not numbers:
-            transform = _PLAIN[name]
-        else:
-            raise ValidationError(f"{self.where}: {term} is not a transform of a column")
+        transform = _named(call["name"], sizes[0] if sizes else None) if len(sizes) < 2 else None
+        if transform is None or len(columns) != 1:
+            raise ValidationError(f"{self.where}: {term} is not a transform of a column; {_KNOWN}")
         column = self.column(columns[0])
         self.check(column, transform)
         return column, transform
@@ -98,7 +127,7 @@ class Terms:
         """Return a primitive column that is not in a list or map."""
         unquoted = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
         try:
-            field = self.schema.find_field(unquoted)
+            field = self.schema.find_field(unquoted, self.case_sensitive)
         except ValueError:
             raise ValidationError(f"{self.where}: the table has no column {shown(unquoted)}") from None
         self.check(field, transforms.IdentityTransform())

@@ -25,11 +25,14 @@ from pyiceberg.schema import (
     visit_with_partner,
 )
 from pyiceberg.table import TableProperties
+from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.table.update import (
     AddSchemaUpdate,
+    AddSortOrderUpdate,
     AssertLastAssignedFieldId,
     RemovePropertiesUpdate,
     SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
     SetPropertiesUpdate,
 )
 from pyiceberg.table.update.schema import TABLE_ROOT_ID, PartnerIdByNameAccessor, _ApplyChanges, _UnionByNameVisitor
@@ -53,6 +56,7 @@ from pyiceberg.types import (
 from sparkmeta.errors import CorruptFileError, InvalidChangeError, SparkmetaError, ValidationError, first_line, shown
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.schema import list_of, type_from_json
+from sparkmeta.spec.terms import Terms, transform_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
+    from pyiceberg.transforms import Transform
     from pyiceberg.typedef import TableVersion
     from pyiceberg.types import NestedField
 
@@ -99,7 +104,47 @@ def _naming_table(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @names_table
 class UpdateSortOrder(IcebergUpdateSortOrder):
-    """pyiceberg's builder of a sort order."""
+    """pyiceberg's builder of a sort order.
+
+    Transforms are texts such as `bucket(16)`, or transforms of pyiceberg. A text may also name the column, as in
+    `asc("bucket(16, id)")`. A builder without columns removes the order.
+    """
+
+    def asc(
+        self,
+        source_column_name: str,
+        transform: str | Transform[Any, Any] | None = None,
+        null_order: NullOrder = NullOrder.NULLS_LAST,
+    ) -> UpdateSortOrder:
+        return self._add_term(source_column_name, transform, SortDirection.ASC, null_order)
+
+    def desc(
+        self,
+        source_column_name: str,
+        transform: str | Transform[Any, Any] | None = None,
+        null_order: NullOrder = NullOrder.NULLS_LAST,
+    ) -> UpdateSortOrder:
+        return self._add_term(source_column_name, transform, SortDirection.DESC, null_order)
+
+    def _commit(self) -> UpdatesAndRequirements:
+        updates, requirements = super()._commit()
+        # pyiceberg takes the largest id for the added one, but the order without columns has the id 0.
+        added = [update.sort_order.order_id for update in updates if isinstance(update, AddSortOrderUpdate)]
+        chosen = tuple(SetDefaultSortOrderUpdate.model_validate({"sort-order-id": order_id}) for order_id in added)
+        return (*updates[:-1], *chosen) if added else updates, requirements
+
+    def _add_term(
+        self, term: str, transform: str | Transform[Any, Any] | None, direction: SortDirection, nulls: NullOrder
+    ) -> UpdateSortOrder:
+        metadata = self._transaction.table_metadata
+        if transform is None:
+            where = f"{metadata.location}: {direction.name.lower()}({term!r})"
+            column, parsed = Terms(metadata.schema(), where, "sorted", self._case_sensitive).transformed(term)
+            source_id = column.field_id
+        else:
+            source_id, parsed = self._column_name_to_id(term), transform_of(transform)
+        self._add_sort_field(source_id, parsed, direction, nulls)
+        return self
 
 
 # -- Changes of types -------------------------------------------------------------------------------------------------

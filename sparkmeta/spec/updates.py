@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from pydantic import BaseModel
 from pyiceberg import exceptions
 from pyiceberg.expressions import Reference
-from pyiceberg.partitioning import PartitionField
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import index_by_id
 from pyiceberg.table import update as iceberg
 from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
-from pyiceberg.transforms import VoidTransform, parse_transform
+from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.metadata import add_expressions, check_expressions, serialize_table_metadata
@@ -28,14 +29,15 @@ from sparkmeta.spec.metadata_model import (
 from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable, refuse_unsupported
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.table_properties import refuse_invalid_retries
+from sparkmeta.spec.terms import Terms, transform_of
 from sparkmeta.spec.update_schema import names_table
+from sparkmeta.text import partition_terms, sort_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Transaction
-    from pyiceberg.table.sorting import SortOrder
+    from pyiceberg.table.sorting import SortField, SortOrder
     from pyiceberg.table.update import TableUpdate
     from pyiceberg.transforms import Transform
 
@@ -90,7 +92,7 @@ def update_table_metadata(
             cast("Any", metadata), tuple(applicable), metadata_location=metadata_location
         )
     except (ValueError, KeyError, exceptions.ValidationError) as error:
-        raise ValidationError(f"{metadata.location}: {error}") from error
+        raise ValidationError(f"{metadata.location}: {_deleted_source(metadata, updates) or error}") from error
     changed = cast("TableMetadata", updated)
     for update in updates:
         refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
@@ -109,6 +111,8 @@ class UpdateSpec(IcebergUpdateSpec):
     - A field that is removed and added again stays where it is, as in Java, with the new name if there is one.
     - A new field may have the name of a field that is removed, from version 2 on. In version 1, a removed field stays
       as a void one, which gets another name when a later change takes its name.
+    - Transforms are texts such as `bucket(16)`, or transforms of pyiceberg. A text may also name the column, as in
+      `add_field("bucket(16, id)")`.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
@@ -117,10 +121,20 @@ class UpdateSpec(IcebergUpdateSpec):
         self._last_assigned_partition_id = max([self._last_assigned_partition_id, *assigned])
 
     def add_field(
-        self, source_column_name: str, transform: str | Transform[Any, Any], partition_field_name: str | None = None
+        self,
+        source_column_name: str,
+        transform: str | Transform[Any, Any] | None = None,
+        partition_field_name: str | None = None,
     ) -> UpdateSpec:
-        bound = Reference(source_column_name).bind(self._transaction.table_metadata.schema(), self._case_sensitive)
-        parsed = parse_transform(transform) if isinstance(transform, str) else transform
+        metadata = self._transaction.table_metadata
+        schema = metadata.schema()
+        if transform is None:
+            where = f"{metadata.location}: add_field({source_column_name!r})"
+            column, parsed = Terms(schema, where, "partitioned", self._case_sensitive).transformed(source_column_name)
+            source_column_name = str(schema.find_column_name(column.field_id))
+        else:
+            parsed = transform_of(transform)
+        bound = Reference(source_column_name).bind(schema, self._case_sensitive)
         existing = self._transform_to_field.get((bound.field.field_id, repr(parsed)))
         if existing is None or existing.field_id not in self._deletes:
             super().add_field(source_column_name, parsed, partition_field_name)
@@ -155,6 +169,25 @@ class UpdateSpec(IcebergUpdateSpec):
             if same and name in (None, field.name):
                 return PartitionField(transform_key[0], field.field_id, transform_key[1], field.name)
         return super()._partition_field(transform_key, name)
+
+
+def _deleted_source(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> str | None:
+    """Return why a column can't be deleted: the default partition spec or sort order uses it. None if there is none."""
+    schema, spec, order = metadata.schema(), metadata.spec(), metadata.sort_order()
+    for ids in (index_by_id(update.schema_) for update in updates if isinstance(update, iceberg.AddSchemaUpdate)):
+        fields: tuple[PartitionField | SortField, ...] = (*spec.fields, *order.fields)
+        for field in fields:
+            name = schema.find_column_name(field.source_id)
+            if name is None or field.source_id in ids:
+                continue
+            problem = f"column {name} can't be deleted: it is a source of"
+            if isinstance(field, PartitionField):
+                term = partition_terms(PartitionSpec(field), schema)[0]
+                remedy = f"remove this field first: update_spec().remove_field({field.name!r}).commit()"
+                return f"{problem} the partition field {field.name} = {term}: {remedy}"
+            remedy = 'replace this order first: update_sort_order().asc("...").commit(), or .commit() alone for none'
+            return f"{problem} the sort order ({', '.join(sort_terms(order, schema))}): {remedy}"
+    return None
 
 
 def _counters(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> dict[str, Any]:
