@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,11 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
+from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
-from sparkmeta.entries.relation import at_most_one
+from sparkmeta.entries.relation import at_most_one, where, with_columns
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, mask_flags, masked_ordinals
 from sparkmeta.manifests.placement import MOST_ENTRIES
@@ -345,6 +346,9 @@ class _Unit:
     change: LeafChange
 
 
+_ENTRY_STATUS: Final = sql.col("version_info.status")
+
+
 @dataclass
 class EntryChanges:
     """The entries that snapshots added and removed.
@@ -450,18 +454,18 @@ class EntryChanges:
         frames = [frame.withColumn(CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
         frames += [frame.withColumn(CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
         of_trees = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
-        listed = F.when(F.col("version_info.status") == int(Status.ADDED), ADDED).otherwise(REMOVED)
-        return [*of_trees, *(frame.withColumn(CHANGE, listed) for frame in self._listed_entries(content))]
+        listed = sql.when(_ENTRY_STATUS == int(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
+        return [*of_trees, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[DataFrame]:
         """Return the entries of added files without metrics maps, in a DataFrame for each way to read them."""
-        listed = F.col("version_info.status") == int(Status.ADDED)
-        return [*self._tree_added(content), *(frame.where(listed) for frame in self._listed_entries(content))]
+        frames = self._listed_entries(content)
+        return [*self._tree_added(content), *(where(frame, _ENTRY_STATUS == int(Status.ADDED)) for frame in frames)]
 
     def removed(self, content: ContentType) -> list[DataFrame]:
         """Return the entries of removed files, like `added`."""
-        listed = F.col("version_info.status") == int(Status.DELETED)
-        return [*self._tree_removed(content), *(frame.where(listed) for frame in self._listed_entries(content))]
+        frames = self._listed_entries(content)
+        return [*self._tree_removed(content), *(where(frame, _ENTRY_STATUS == int(Status.DELETED)) for frame in frames)]
 
     def _tree_added(self, content: ContentType) -> list[DataFrame]:
         return [*self._root_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import CompactionGroups, Reason, Scope, choose, leaf_ranges
@@ -20,6 +20,7 @@ from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, blob_loader, 
 from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.relation import collected, grouped, where
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.operations.table_operations import TableT
@@ -51,8 +52,8 @@ class OldLayout:
 def old_layout(state: TableState) -> OldLayout:
     """Return the leaves of a tree in the layout of versions 1 to 3.
 
-    Runs a job that reads the delete manifests among the leaves, since a manifest list does not say what kinds of
-    deletes they hold.
+    Reads the delete manifests among the leaves, many by a job, since a manifest list does not say what kinds of deletes
+    they hold.
     """
     assert state.tree is not None
     old_leaves = state.manifests.filter(state.tree.has_old_layout(state.manifests))
@@ -74,11 +75,13 @@ def _position_delete_files(state: TableState, manifests: pa.Table) -> dict[str, 
         return {}
     projection = EntryProjection.of(("content_type", "file_format", "version_info"))
     is_file = (
-        (F.col("content_type") == int(ContentType.POSITION_DELETES))
-        & (F.col("file_format") != "PUFFIN")
-        & is_live_entry().column()
+        (sql.col("content_type") == int(ContentType.POSITION_DELETES))
+        & (sql.col("file_format") != "PUFFIN")
+        & is_live_entry()
     )
-    counts = state.entries(deletes, projection).where(is_file).groupBy(MANIFEST).count().toArrow()
+    files = where(state.relation(deletes, projection), is_file)
+    counted = grouped(files, sql.columns(MANIFEST), [sql.call("sum", 1).alias("count")])
+    counts = collected(counted)
     by_id = dict(zip(deletes.column(MANIFEST).to_pylist(), deletes.column("location").to_pylist(), strict=True))
     return {by_id[row[MANIFEST]]: row["count"] for row in counts.sort_by(MANIFEST).to_pylist()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from pydantic import ValidationError as PydanticError
@@ -357,9 +357,13 @@ def _last_partition_id(node: JsonNode) -> int:
     return max((spec.last_assigned_field_id for spec in specs), default=PARTITION_FIELD_ID_START - 1)
 
 
+_LOGS: Final = ("snapshot-log", "metadata-log")
+
+
 def _typed(node: JsonNode) -> dict[str, Any]:
     """Return the document with schemas, specs, sort orders and the UUID decoded, after a check of their ids."""
-    typed = dict(node.object())
+    # Java's parser takes null for an empty log.
+    typed = {key: value for key, value in node.object().items() if value is not None or key not in _LOGS}
     typed["schemas"] = [schema_from_json(n.object(), n.location, n.path) for n in node.get("schemas").items()]
     typed |= _typed_specs(node)
     typed["sort-orders"] = [

@@ -144,6 +144,12 @@ class SnapshotRef(refs.SnapshotRef):
 
     snapshot_id: Long = Field(alias="snapshot-id")
 
+    @field_validator("snapshot_ref_type", mode="before")
+    @classmethod
+    def lower_type(cls, value: Any) -> Any:
+        """Return the type in lower case: Java's parser ignores the case."""
+        return value.lower() if isinstance(value, str) else value
+
 
 class SnapshotLogEntry(snapshots.SnapshotLogEntry):
     """The time at which a snapshot became the current one."""
