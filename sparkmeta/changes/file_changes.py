@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ from sparkmeta.storage.vectors import stored_vector, vector_of, vector_range
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.file_columns import Selection
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
@@ -346,7 +347,9 @@ class _Unit:
     change: LeafChange
 
 
-_ENTRY_STATUS: Final = sql.col("version_info.status")
+def _has(status: Status) -> Sql:
+    """Return whether an entry has a status."""
+    return sql.col("version_info.status") == int(status)
 
 
 @dataclass
@@ -454,18 +457,18 @@ class EntryChanges:
         frames = [frame.withColumn(CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
         frames += [frame.withColumn(CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
         of_trees = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
-        listed = sql.when(_ENTRY_STATUS == int(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
+        listed = sql.when(_has(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
         return [*of_trees, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[DataFrame]:
         """Return the entries of added files without metrics maps, in a DataFrame for each way to read them."""
         frames = self._listed_entries(content)
-        return [*self._tree_added(content), *(where(frame, _ENTRY_STATUS == int(Status.ADDED)) for frame in frames)]
+        return [*self._tree_added(content), *(where(frame, _has(Status.ADDED)) for frame in frames)]
 
     def removed(self, content: ContentType) -> list[DataFrame]:
         """Return the entries of removed files, like `added`."""
         frames = self._listed_entries(content)
-        return [*self._tree_removed(content), *(where(frame, _ENTRY_STATUS == int(Status.DELETED)) for frame in frames)]
+        return [*self._tree_removed(content), *(where(frame, _has(Status.DELETED)) for frame in frames)]
 
     def _tree_added(self, content: ContentType) -> list[DataFrame]:
         return [*self._root_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]
