@@ -10,12 +10,13 @@ import re
 import reprlib
 from contextlib import contextmanager
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Self
 
 import pyiceberg.exceptions as iceberg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _MAX_CHARS = 200
 _REPR = reprlib.Repr()
@@ -307,6 +308,20 @@ class _Text(str):
     """A value that `shown` has formatted, so that an unpickled error does not format it again."""
 
     __slots__ = ()
+
+
+# An error about an unknown name lists at most this many.
+_NAMED = 20
+
+
+def hint_at(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message on an unknown name: similar names or, without any, the first ones."""
+    known = list(names)
+    similar = [candidate for candidate in known if candidate.lower() == name.lower()] or get_close_matches(name, known)
+    if similar:
+        return f": did you mean {' or '.join(map(shown, similar))}?"
+    suffix = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
+    return f", which has {', '.join(map(shown, known[:_NAMED]))}{suffix}" if known else ""
 
 
 def shown(value: object) -> str:

@@ -6,7 +6,7 @@ Readers of rows are imported when they are used, so that a scan is planned quick
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -20,7 +20,7 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.terms import has_transforms
+from sparkmeta.columns.terms import SchemaFields, has_transforms
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import (
     InvalidArgumentError,
@@ -48,6 +48,7 @@ from sparkmeta.progress import progress
 from sparkmeta.reports import SCAN, ScanResult, failures_reported
 from sparkmeta.snapshot.search import live_files
 from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.text import code
 
 if TYPE_CHECKING:
@@ -147,16 +148,48 @@ class Scan:
     def select(self, *field_names: str) -> Scan:
         """Return this scan with its columns restricted to some of them.
 
+        Of columns that are selected already, it keeps what both selections have: `select("s").select("s.a")` and
+        `select("s.a").select("s")` read `s.a`.
+
+        Args:
+            field_names: full names of columns, of struct fields (`s.a`), and names of metadata columns.
+
         Raises:
+            InvalidArgumentError: there are no names, or none is among the selected columns.
             ValidationError: a name is not a string.
         """
         _SELECTION.check("select", field_names)
+        if not field_names:
+            raise InvalidArgumentError("select names no column")
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
-        key = str if self.case_sensitive else str.lower
-        keys = set(map(key, field_names))
-        common = tuple(name for name in self.selected_fields if key(name) in keys)
+        common = self.selected_fields if ALL_FIELDS[0] in field_names else tuple(self._common(field_names))
+        if not common:
+            names, selected = (", ".join(map(shown, each)) for each in (field_names, self.selected_fields))
+            raise InvalidArgumentError(f"{self.state.metadata.location}: {names} is not among the columns {selected}")
         return replace(self, selected_fields=common)
+
+    def _common(self, field_names: Iterable[str]) -> Iterator[str]:
+        """Yield the names of what a further selection and this scan's have in common."""
+        key = str if self.case_sensitive else str.lower
+        keys, schema = set(map(key, self.selected_fields)), self.schema()
+        fields = SchemaFields(schema, self.case_sensitive)
+
+        def path(name: str) -> list[int]:
+            """Return the ids of a field and its parents; none for a name that is not a field's."""
+            try:
+                return [field.field_id for field in path_to(schema, fields.field_id(name))]
+            except InvalidArgumentError:
+                return []
+
+        reads_all, paths = ALL_FIELDS[0] in keys, {name: path(name) for name in self.selected_fields}
+        for name in field_names:
+            inner = path(name)
+            is_inside = any(outer and outer[-1] in inner for outer in paths.values())
+            if key(name) in keys or (inner and reads_all) or is_inside:
+                yield name
+            elif inner:
+                yield from (selected for selected, outer in paths.items() if inner[-1] in outer)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
         """Return this scan with case-sensitive or case-insensitive names, for its selection and later filters too."""
@@ -270,11 +303,13 @@ class Scan:
         """
         if ALL_FIELDS[0] in self.selected_fields:
             return self.schema()
-        names = [name for name in self.selected_fields if name not in self.metadata_columns]
+        schema, metadata = self.schema(), set(self.metadata_columns)
+        fields = SchemaFields(schema, self.case_sensitive)
+        names = [name for name in self.selected_fields if self._metadata_name(name) not in metadata]
         try:
-            return self.schema().select(*names, case_sensitive=self.case_sensitive)
-        except ValueError as error:
-            raise InvalidArgumentError(f"{self.state.metadata.location}: {first_line(error)}") from None
+            return pruned(schema, set(map(fields.field_id, names)))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{self.state.metadata.location}: {error}") from None
 
     @property
     def metadata_columns(self) -> tuple[str, ...]:
@@ -282,8 +317,12 @@ class Scan:
         `_last_updated_sequence_number`. A table column of the same name hides them."""
         from sparkmeta.rows.file_rows import METADATA_COLUMNS
 
-        columns = {field.name for field in self.schema().fields}
-        return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
+        columns = {self._metadata_name(field.name) for field in self.schema().fields}
+        names = dict.fromkeys(map(self._metadata_name, self.selected_fields))
+        return tuple(name for name in names if name in METADATA_COLUMNS and name not in columns)
+
+    def _metadata_name(self, name: str) -> str:
+        return name if self.case_sensitive else name.lower()
 
     @property
     def plan_filter(self) -> ScanFilter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, BoundPredicate, BoundReference, UnboundTerm
@@ -12,7 +11,7 @@ from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.conditions import fold, junction_of
-from sparkmeta.errors import InvalidFilterError, shown
+from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 
 
 # -- Fields of a schema by name ---------------------------------------------------------------------------------------
-
-
-# An error about an unknown column names at most this many columns.
-_NAMED = 20
 
 
 class FieldReference(BoundReference):
@@ -51,6 +46,7 @@ class SchemaFields:
 
     def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
         self.case_sensitive = case_sensitive
+        self._schema = schema
         self._by_name: dict[str, list[_Place]] = defaultdict(list)
         for place in _places(schema.as_struct(), (), (), False, None):
             self._by_name[self._key(place.name)].append(place)
@@ -60,13 +56,27 @@ class SchemaFields:
 
     def _hint(self, name: str) -> str:
         """Return a hint at existing names, for the end of an error message."""
-        names = [places[0].name for places in self._by_name.values() if places[0].container is None]
-        similar = [candidate for candidate in names if candidate.lower() == name.lower()]
-        similar = similar or get_close_matches(name, names)
-        if similar:
-            return f": did you mean {' or '.join(map(shown, similar))}?"
-        suffix = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        return f", which has {', '.join(map(shown, names[:_NAMED]))}{suffix}" if names else ""
+        return hint_at(name, [places[0].name for places in self._by_name.values() if places[0].container is None])
+
+    def field_id(self, name: str) -> int:
+        """Return the id of the field with a full name, also inside lists and maps.
+
+        pyiceberg's short names omit `element` and `value`.
+
+        Raises:
+            InvalidArgumentError: the field does not exist or is ambiguous.
+        """
+        places = self._by_name.get(self._key(name), [])
+        if len(places) > 1:
+            raise InvalidArgumentError(self._ambiguous(name, places))
+        try:
+            return (places[0].field if places else self._schema.find_field(name, self.case_sensitive)).field_id
+        except ValueError:
+            raise InvalidArgumentError(f"no column {shown(name)} in the schema{self._hint(name)}") from None
+
+    def _ambiguous(self, name: str, places: list[_Place]) -> str:
+        names = ", ".join(f"{place.name} (id {place.field.field_id})" for place in places)
+        return f"column {shown(name)} is ambiguous: {names}"
 
     def find(self, name: str) -> FieldReference:
         """Return the field with a full name.
@@ -78,8 +88,7 @@ class SchemaFields:
         if not places:
             raise InvalidFilterError(f"no column {shown(name)} in the schema{self._hint(name)}")
         if len(places) > 1:
-            names = ", ".join(f"{place.name} (id {place.field.field_id})" for place in places)
-            raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
+            raise InvalidFilterError(self._ambiguous(name, places))
         (place,) = places
         if place.container is not None:
             raise InvalidFilterError(f"column {place.name} is inside {place.container}: filters can't test it")

@@ -19,7 +19,7 @@ from sparkmeta.data_source.options import CHANGELOG, ROWS
 from sparkmeta.entries.arrays import estimated_entry_counts
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.projection import MANIFEST
-from sparkmeta.errors import InvalidArgumentError, shown
+from sparkmeta.errors import InvalidArgumentError, hint_at, shown
 from sparkmeta.inspect import files, history
 from sparkmeta.inspect.inspect_table import InspectArrow
 from sparkmeta.inspect.manifest_rows import ALL_MANIFESTS
@@ -309,7 +309,7 @@ def _selected_type(row_type: StructType, columns: list[str] | None) -> StructTyp
 def field_of(row_type: StructType, name: str) -> Any:
     """Return a field of a row type. Raises InvalidArgumentError if there is none."""
     if name not in row_type.names:
-        raise InvalidArgumentError(f"{name!r} is not a column; the columns are {', '.join(row_type.names)}")
+        raise InvalidArgumentError(f"no column {shown(name)} in the rows{hint_at(name, row_type.names)}")
     return row_type[name]
 
 

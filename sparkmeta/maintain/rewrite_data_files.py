@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import Window
@@ -39,7 +39,7 @@ from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, tasks_of_work
-from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.terms import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
@@ -210,7 +210,7 @@ class Rewrite:
         paths: list[Path] = [
             (field_path[0].name, *(field.name for field in field_path[1:])) for field_path in field_paths
         ]
-        curve_schema = prune_columns(schema, {column.field_id for column in columns})
+        curve_schema = pruned(schema, {column.field_id for column in columns})
         count = sum(files.numbers("record_count").tolist())
         rows = rows_of(self._scan(curve_schema), files)
         sample = rows.sample(min(1.0, _SAMPLED / max(count, 1)), seed=7).limit(2 * _SAMPLED).toArrow()

@@ -36,6 +36,7 @@ from sparkmeta.session import map_arrow
 from sparkmeta.spec.metadata import refuse_encrypted, snapshot_of
 from sparkmeta.spec.metadata_model import PartitionStatisticsFile, StatisticsFile
 from sparkmeta.spec.puffin import BLOB_TYPE, NDV, Blob, PuffinFile, ThetaSketch, write_puffin
+from sparkmeta.spec.schema import pruned
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
@@ -205,7 +206,7 @@ class TableStatsPlan(StatisticsPlan[TableT]):
         Raises:
             ValidationError: metadata or deletes contradict each other.
         """
-        projection = self._schema.select(*self._columns)
+        projection = pruned(self._schema, set(self._columns.values()))
         rows = read_rows(RowScan(self._filter, projection), choose(prune_manifests(self._filter)))
         fields = fields_of_rows(projection)
         named = rows.toDF(*(f"c{index}" for index in range(len(projection.fields))))

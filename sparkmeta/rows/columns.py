@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
@@ -34,6 +34,7 @@ from sparkmeta.rows.planned import ROW_INDEX, column_name
 from sparkmeta.rows.resolve import IcebergColumn, MappedName
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import FIRST_RESERVED_ID
+from sparkmeta.spec.schema import pruned
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -128,7 +129,7 @@ def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> 
     """
     leaves = {field_id for field in projection.fields for field_id in _leaves(field)}
     ids = leaves.union(others)
-    return (projection if ids == leaves else prune_columns(schema, ids)).fields
+    return (projection if ids == leaves else pruned(schema, ids)).fields
 
 
 @dataclass(frozen=True)

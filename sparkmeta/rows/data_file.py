@@ -158,6 +158,12 @@ def projected_array(
             if value is None:
                 raise ValueError(f"column {source.column.name} was dropped, and its partition values are not planned")
             return pa.repeat(value.cast(kind), length)
+        case FromDefault(children=children) if children:
+            fields = [
+                projected_array(None, child, field.type, partition, length)
+                for child, field in zip(children, kind, strict=True)
+            ]
+            return pa.StructArray.from_arrays(fields, fields=list(kind))
         case FromDefault():
             return pa.repeat(default_scalar(source.column.default, kind), length)
     return pa.nulls(length, kind)

@@ -150,6 +150,8 @@ def _read_columns(
                     read_fields.append(spark.StructField(physical.name, stored))
                 case FromPartition():
                     values.append(_partition_value(field, partition))
+                case FromDefault(children=children) if children:
+                    return None
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)
                     values.append(default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))

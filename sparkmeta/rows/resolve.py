@@ -9,6 +9,7 @@ Pure functions. Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ class IcebergColumn:
         type: the Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
         children: the fields of a struct, the element of a list, or the key and value of a map.
         required: whether it is required. Always False for file columns.
-        default: the initial default, in pyiceberg's representation.
+        default: the initial default, in pyiceberg's representation; of a nested type, JSON text.
     """
 
     name: str
@@ -76,9 +77,15 @@ class FromPartition:
 
 @dataclass(frozen=True)
 class FromDefault:
-    """The column's initial default, in all rows."""
+    """The column's initial default, in all rows.
+
+    Attributes:
+        column: the projected column.
+        children: the sources of the fields of a struct, whose default `{}` has the defaults of its fields.
+    """
 
     column: IcebergColumn
+    children: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,8 +222,11 @@ class _Resolution:
         return Null(column)
 
     def _default(self, column: IcebergColumn, path: tuple[str, ...]) -> FromDefault:
+        inside = (*path, column.name)
+        if column.type == "struct" and not json.loads(column.default):
+            return FromDefault(column, self.fields((), column.children, (), inside))
         if column.type in NESTED:
-            name = ".".join((*path, column.name))
+            name = ".".join(inside)
             raise UnsupportedError(f"{self.location}: column {name} has an initial default of type {column.type}")
         return FromDefault(column)
 

@@ -22,7 +22,7 @@ from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pyiceberg.typedef import TableVersion
 
@@ -32,6 +32,8 @@ __all__ = [
     "list_of",
     "partition_spec_from_json",
     "partition_type",
+    "path_to",
+    "pruned",
     "schema_from_json",
     "schema_to_json",
     "spec_partition_type",
@@ -297,3 +299,36 @@ def path_to(schema: Schema, field_id: int) -> list[t.NestedField]:
     while path_ids[-1] in parents:
         path_ids.append(parents[path_ids[-1]])
     return [schema.find_field(path_id) for path_id in reversed(path_ids)]
+
+
+def pruned(schema: Schema, field_ids: Collection[int]) -> Schema:
+    """Return a schema of some of its fields, each with all that is inside it, and of their parents.
+
+    Parents keep their defaults, as they don't in pyiceberg's `prune_columns`. The keys of a map are never pruned.
+    """
+    kind = _pruned(schema.as_struct(), field_ids)
+    identifiers = [field_id for field_id in schema.identifier_field_ids if field_id in field_ids]
+    fields = kind.fields if isinstance(kind, t.StructType) else ()
+    return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=identifiers)
+
+
+def _pruned(kind: t.IcebergType, field_ids: Collection[int]) -> t.IcebergType | None:
+    match kind:
+        case t.StructType():
+            fields = [field for child in kind.fields if (field := _pruned_field(child, field_ids)) is not None]
+            return t.StructType(*fields) if fields else None
+        case t.ListType():
+            element = _pruned_field(kind.element_field, field_ids)
+            return None if element is None else t.ListType(kind.element_id, element.field_type, kind.element_required)
+        case t.MapType():
+            if (value := _pruned_field(kind.value_field, field_ids)) is not None:
+                return t.MapType(kind.key_id, kind.key_type, kind.value_id, value.field_type, kind.value_required)
+            return kind if _pruned_field(kind.key_field, field_ids) is not None else None
+    return None
+
+
+def _pruned_field(field: t.NestedField, field_ids: Collection[int]) -> t.NestedField | None:
+    if field.field_id in field_ids:
+        return field
+    kind = _pruned(field.field_type, field_ids)
+    return None if kind is None else field.model_copy(update={"field_type": kind})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
@@ -31,7 +31,7 @@ from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.snapshot.search import live_manifests, live_relation
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
-from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
@@ -475,7 +475,7 @@ class KeyDeletes:
             UnsupportedError: tasks can't write the table's files.
         """
         schema = self.state.metadata.schema()
-        of_keys = prune_columns(schema, set(self.keys), select_full_types=False)
+        of_keys = pruned(schema, self.keys)
         for spec_id in self.specs:
             target = _target(self.state, spec_id)
             tasks = replace(data_file_tasks(target, schema, of_keys), sort_order_id=UNSORTED_SORT_ORDER.order_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyiceberg.types import (
@@ -32,7 +31,7 @@ from pyspark.sql import types as spark
 from sparkmeta.checks import OPTIONS
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, default_literal, public_value, spark_type
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.errors import UnsupportedError, ValidationError, hint_at, shown
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
@@ -192,23 +191,15 @@ def _refuse_names(
 ) -> None:
     for name in names:
         if name not in table_fields:
-            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, table_fields)}")
+            raise ValidationError(
+                f"{table}: column {_path(path, name)} is not in the table{hint_at(name, table_fields)}"
+            )
         if names.count(name) > 1:
             raise ValidationError(f"{table}: the rows have column {_path(path, name)} twice")
 
 
 def _path(path: tuple[str, ...], name: str) -> str:
     return ".".join((*path, name))
-
-
-def _hint(name: str, table_fields: Mapping[str, Any]) -> str:
-    similar = [candidate for candidate in table_fields if candidate.lower() == name.lower()] or get_close_matches(
-        name, table_fields
-    )
-    if similar:
-        return f": did you mean {' or '.join(map(shown, similar))}?"
-    more = f" and {len(table_fields) - _NAMED:,} more" if len(table_fields) > _NAMED else ""
-    return f", which has {', '.join(map(shown, list(table_fields)[:_NAMED]))}{more}"
 
 
 def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
