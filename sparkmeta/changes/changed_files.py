@@ -21,6 +21,7 @@ from sparkmeta.entries.relation import at_most_one, frame_of, names, select, whe
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.rules import is_global
 from sparkmeta.plan.filter import DELETES, NO_DELETES, data_projection, may_match, shown_deletes
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import matching_manifests, part_of, prune_manifests
@@ -363,7 +364,7 @@ class _Step:
         if self.partitions is None:
             return pruned
         state, data = pruned.filter.state, pruned.data
-        partitioned = [spec_id for spec_id, sources in state.types.tuple_sources.items() if sources]
+        partitioned = [spec_id for spec_id, spec in state.specs.items() if not is_global(spec)]
         specs = whole(self.partitions.column("partition_spec_id"))
         if pc.all(pc.is_in(specs, pa.array(partitioned, pa.int32())), min_count=0).as_py():
             data = leaves_of_partitions(state, data, self.partitions)

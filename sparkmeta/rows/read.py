@@ -106,6 +106,8 @@ _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 _STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
 # Paths of files that Spark's sources ignore.
 _HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
+# Local paths whose names contain a colon. Hadoop takes the name of such a file's checksum file for a URI.
+_LOCAL_WITH_COLON: Final = r"^(file:)?/(.|\n)*:[^/]*$"
 
 
 @dataclass(frozen=True)
@@ -296,9 +298,9 @@ def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
 def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
     """Return which files Spark can read, by their store, format, name and length."""
     is_parquet = pc.equal(pc.utf8_upper(files.column("file_format")), "PARQUET")
-    is_hidden = pc.match_substring_regex(files.column("file_path"), _HIDDEN)
+    is_unfit = pc.match_substring_regex(files.column("file_path"), f"{_HIDDEN}|{_LOCAL_WITH_COLON}")
     has_bytes = pc.greater(files.column("file_size_in_bytes"), 0)
-    flags: Flags = np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes))
+    flags: Flags = np.asarray(pc.and_(pc.and_not(is_parquet, is_unfit), has_bytes))
     return flags & _spark_opens(state, files.column("file_path"))
 
 

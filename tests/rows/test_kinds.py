@@ -275,9 +275,19 @@ def test_a_tree(tmp_path: Path, spark: SparkSession) -> None:
     assert ids_of(table) == {1, 2, 4, 5, 6, 7, 8}
 
 
-def test_names_that_spark_passes_over(rows: RowTable, spark: SparkSession) -> None:
-    rows.add(0, 0, rows.data("_a.parquet", numbered(0, 2)), rows.data(".b.parquet", numbered(2, 4)))
-    assert ids_of(rows.load(spark)) == {0, 1, 2, 3}
+@pytest.mark.parametrize("handover", [pytest.param("log", marks=pytest.mark.classic), "paths"])
+def test_names_of_files(rows: RowTable, spark: SparkSession, handover: str) -> None:
+    """Names that Spark passes over, or that have a meaning in URIs and patterns, with and without deletes."""
+    names = ["_a", ".b", "a:b", "x:y:z", ":", "%3A", "a b", "#", "?", "[b]", "{c,d}", "ä日", "+", "\\", "*", "\n", "&="]
+    files = [rows.data(f"{name}.parquet", numbered(2 * n, 2 * n + 2)) for n, name in enumerate(names)]
+    rows.add(0, 0, *files).add(1, 0, rows.positions("d:e.parquet", *((file, 0) for file in files[::2])))
+    rows.add(1, 0, rows.keys("k:l.parquet", pa.table({"id": pa.array([3], pa.int64())}), [1]))
+    expected = {2 * n + row for n in range(len(names)) for row in (0, 1) if n % 2 or row} - {3}
+    with configured(spark, {"spark.sparkmeta.file-handover": handover}):
+        table = rows.load(spark)
+        assert ids_of(table) == expected == set(table.scan().to_arrow().column("id").to_pylist())
+        shown = {row[0] for row in table.scan().select("_file").to_df().collect()}
+        assert shown == {file["data_file"]["file_path"] for file in files}
 
 
 def test_partition_values_that_files_lack(rows: RowTable, spark: SparkSession) -> None:
