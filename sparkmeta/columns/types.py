@@ -329,7 +329,8 @@ def spark_type(iceberg_type: IcebergType) -> spark.DataType:
     """Return the Spark type that Iceberg's Spark integration uses for a type.
 
     UUIDs are strings, times and nanosecond timestamps 64-bit integers, and fixed, geometry and geography binary, since
-    Spark has no types for these.
+    Spark has no types for these. Everything in it is nullable, as in what Spark reads from files: a required field is
+    null where its optional struct is.
 
     Raises:
         ValueError: not an Iceberg type.
@@ -339,17 +340,12 @@ def spark_type(iceberg_type: IcebergType) -> spark.DataType:
     match iceberg_type:
         case StructType():
             return spark.StructType(
-                [
-                    spark.StructField(field.name, spark_type(field.field_type), not field.required)
-                    for field in iceberg_type.fields
-                ]
+                [spark.StructField(field.name, spark_type(field.field_type)) for field in iceberg_type.fields]
             )
         case ListType():
-            return spark.ArrayType(spark_type(iceberg_type.element_type), not iceberg_type.element_required)
+            return spark.ArrayType(spark_type(iceberg_type.element_type))
         case MapType():
-            return spark.MapType(
-                spark_type(iceberg_type.key_type), spark_type(iceberg_type.value_type), not iceberg_type.value_required
-            )
+            return spark.MapType(spark_type(iceberg_type.key_type), spark_type(iceberg_type.value_type))
     return _primitive(iceberg_type, _SPARK_TYPES)
 
 
