@@ -166,6 +166,17 @@ def test_version_4_lies_above_its_metadata_folder() -> None:
     assert parse(v4() | {"location": "s3://elsewhere"}).location == "s3://elsewhere"
 
 
+@pytest.mark.parametrize("log", ["snapshot-log", "metadata-log"])
+def test_null_is_an_empty_log(log: str) -> None:
+    """Iceberg's Java library reads such metadata."""
+    assert parse(changed(v2(), None, log)) == parse(without(v2(), log))
+
+
+@pytest.mark.parametrize("kind", ["BRANCH", "Branch"])
+def test_types_of_refs_are_not_case_sensitive(kind: str) -> None:
+    assert parse(changed(v2(), kind, "refs", "main", "type")).refs == parse(v2()).refs
+
+
 @pytest.mark.parametrize("level", [0, 9])
 def test_gzip(level: int) -> None:
     assert written(parse_table_metadata(gzip.compress(encoded(v2()), level), LOCATION)) == v2()
