@@ -172,7 +172,7 @@ class Scan:
     def _common(self, field_names: Iterable[str]) -> Iterator[str]:
         """Yield the names of what a further selection and this scan's have in common."""
         key = str if self.case_sensitive else str.lower
-        keys, schema = set(map(key, self.selected_fields)), self.schema()
+        by_key, schema = {key(name): name for name in self.selected_fields}, self.schema()
         fields = SchemaFields(schema, self.case_sensitive)
 
         def path(name: str) -> list[int]:
@@ -182,11 +182,13 @@ class Scan:
             except InvalidArgumentError:
                 return []
 
-        reads_all, paths = ALL_FIELDS[0] in keys, {name: path(name) for name in self.selected_fields}
+        reads_all, paths = ALL_FIELDS[0] in by_key, {name: path(name) for name in self.selected_fields}
         for name in field_names:
             inner = path(name)
             is_inside = any(outer and outer[-1] in inner for outer in paths.values())
-            if key(name) in keys or (inner and reads_all) or is_inside:
+            if key(name) in by_key:
+                yield by_key[key(name)]
+            elif (inner and reads_all) or is_inside:
                 yield name
             elif inner:
                 yield from (selected for selected, outer in paths.items() if inner[-1] in outer)

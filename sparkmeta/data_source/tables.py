@@ -309,7 +309,7 @@ def _selected_type(row_type: StructType, columns: list[str] | None) -> StructTyp
 def field_of(row_type: StructType, name: str) -> Any:
     """Return a field of a row type. Raises InvalidArgumentError if there is none."""
     if name not in row_type.names:
-        raise InvalidArgumentError(f"no column {shown(name)} in the rows{hint_at(name, row_type.names)}")
+        raise InvalidArgumentError(f"no column {shown(name)} in the table{hint_at(name, row_type.names)}")
     return row_type[name]
 
 

@@ -254,7 +254,11 @@ def test_names_of_catalogs(registered: SparkSession, folder: Path, orders: str) 
         ({"table": "refs", "tag": "first"}, sm.InvalidArgumentError, "table refs is of all snapshots"),
         ({"table": "files", "filter": "id = 1"}, sm.InvalidArgumentError, "filter is for plan and rows"),
         ({"table": "files", "columns": "id"}, sm.InvalidArgumentError, "'id' is not a column; the columns are content"),
-        ({"table": "refs", "columns": "id"}, sm.InvalidArgumentError, "'id' is not a column; the columns are name"),
+        (
+            {"table": "refs", "columns": "id"},
+            sm.InvalidArgumentError,
+            "no column 'id' in the table, which has 'name', 'type'",
+        ),
         ({"columns": "ix"}, sm.InvalidArgumentError, ".*ix"),
         ({"filter": "nothing = 1"}, sm.InvalidFilterError, ".*nothing"),
         ({"snapshot-id": "5"}, sm.NoSuchSnapshotError, ".*5"),
