@@ -486,7 +486,7 @@ def test_a_closed_output_is_no_error(location: str) -> None:
 
 
 def test_another_broken_pipe_is_an_error(run, location, monkeypatch):
-    def closed(*_: object) -> None:
+    def closed(*_: object, **_options: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr("sparkmeta.cli.tables.print_json_rows", closed)

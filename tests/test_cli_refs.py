@@ -97,7 +97,7 @@ def test_limit_keeps_the_newest(table: Table, command: str) -> None:
     assert len(everything) >= LOADS
     assert run(command, table.location(), "-o", "json", "--limit", "2").splitlines() == everything[-2:]
     text = run(command, table.location(), "--limit", "1")
-    assert str(table.snapshots()[-1].snapshot_id) in text
+    assert str(table.snapshots()[-1].snapshot_id)[:10] in text
     assert str(table.snapshots()[0].snapshot_id) not in text.splitlines()[1].split()[1:3]
     assert "the newest 1 rows" in text
 
@@ -125,9 +125,9 @@ def test_scan_takes_a_ref_or_a_time(table: Table) -> None:
 def test_errors_advise_options(table: Table, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     answer = run("describe", "shop.orders", code=1)
-    assert "Name a table of a catalog by --catalog NAME shop.orders" in answer
+    assert "table of a catalog by --catalog" in answer
     assert "load_catalog" not in answer
-    with pytest.raises(NoSuchTableError, match=r'load_catalog\("name"\).load_table\("shop.orders"\)'):
+    with pytest.raises(NoSuchTableError, match=r'load_catalog\("\w+"\).load_table\("shop.orders"\)'):
         load_table("shop.orders")
     answer = run("compact", table.location(), code=1)
     assert "`sparkmeta upgrade --format-version 4` makes" in answer

@@ -161,9 +161,9 @@ def test_a_scan_takes_the_settings_of_its_time(spark: SparkSession, tmp_path: Pa
 
 def test_arguments_that_do_not_fit(table: sm.Table) -> None:
     calls: dict[str, Callable[[], object]] = {
-        "Could not find column: 'ID'": lambda: table.scan().select("ID").to_df(),
+        "no column 'ID' in the schema: did you mean 'id'": lambda: table.scan().select("ID").to_df(),
         "2026-11-26 00:00:00 has no time zone": lambda: table.scan().as_of(datetime(2026, 11, 26)),  # noqa: DTZ001
-        "'today' is not an ISO 8601 time": lambda: table.scan(as_of="today"),
+        "as_of: 'today' is not an ISO 8601 time": lambda: table.scan(as_of="today"),
         "ref 'main' and as_of 1: expected at most one": lambda: table.scan(ref="main", as_of=1),
         "'my view' can't be the name of a view": lambda: table.scan().create_temp_view("my view"),
         "'a view' can't be the name of a view": lambda: table.incremental(None).create_temp_view("a view"),

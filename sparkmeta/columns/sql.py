@@ -436,7 +436,7 @@ def _lambda_text(function: str, values: Sql, element: Sql, body: Sql) -> str:
     return f"{function}({values.text}, {element.text} -> {body.text})"
 
 
-_INFIX: Final = ("=", "<", "<=", ">", ">=", "<=>", "+", "-", "/", "div", "%", "AND", "OR")
+_INFIX: Final = ("=", "<", "<=", ">", ">=", "<=>", "+", "-", "*", "/", "div", "%", "AND", "OR")
 _TEXTS: Final[Mapping[str, Callable[..., str]]] = {
     **{operator: partial(_infix, operator) for operator in _INFIX},
     **{function: partial(_lambda_text, function) for function in ("exists", "forall", "filter", "transform")},

@@ -165,7 +165,7 @@ def test_numbers_in_properties_become_text(spark: SparkSession, catalog: sm.Cata
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda t: t.update_spec().add_field("at", "bucket[0]", "b"), "'bucket.0.': its width is out of range"),
+        (lambda t: t.update_spec().add_field("at", "bucket[0]", "b"), "'bucket.0.' is not a transform"),
         (lambda t: t.update_spec().add_field("at", BucketTransform(-1), "b"), "'bucket.-1.': there is no such"),
         (
             lambda t: t.update_sort_order().asc("at", TruncateTransform(1 << 40)),
