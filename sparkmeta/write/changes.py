@@ -183,8 +183,8 @@ class RowChanges(ABC):
             snapshot_properties: extra properties for the snapshot's summary.
             idempotency_key: as for `append`.
             isolation: "serializable" or "snapshot" fails the commit if concurrent commits changed matching data (see
-                `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files have to be read
-                and rows are replaced, and otherwise to no check.
+                `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files have to be read, and
+                otherwise to no check.
 
         Raises:
             CommitConflictError: another commit changed the files that this overwrite replaces.
