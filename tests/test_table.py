@@ -164,13 +164,14 @@ def test_arguments_that_do_not_fit(table: sm.Table) -> None:
         "no column 'ID' in the schema: did you mean 'id'": lambda: table.scan().select("ID").to_df(),
         "2026-11-26 00:00:00 has no time zone": lambda: table.scan().as_of(datetime(2026, 11, 26)),  # noqa: DTZ001
         "as_of: 'today' is not an ISO 8601 time": lambda: table.scan(as_of="today"),
-        "ref 'main' and as_of 1: expected at most one": lambda: table.scan(ref="main", as_of=1),
         "'my view' can't be the name of a view": lambda: table.scan().create_temp_view("my view"),
         "'a view' can't be the name of a view": lambda: table.incremental(None).create_temp_view("a view"),
     }
     for problem, call in calls.items():
         with pytest.raises(sm.InvalidArgumentError, match=f"{table.location()}: {problem}"):
             call()
+    with pytest.raises(sm.ValidationError, match="ref 'main' and as_of 1: expected at most one"):
+        table.scan(ref="main", as_of=1)
 
 
 def test_a_filter_is_bound_when_it_is_given(spark: SparkSession, table: sm.Table) -> None:
