@@ -287,7 +287,7 @@ def test_schemas_that_do_not_fit(registered: SparkSession, orders: str) -> None:
     read = registered.read.format("sparkmeta").option("table", "files")
     with pytest.raises(PySparkException, match=r"column record_count is string in the schema: expected bigint"):
         read.schema("record_count STRING").load(orders).collect()
-    with pytest.raises(PySparkException, match=r"'size' is not a column; the columns are content"):
+    with pytest.raises(PySparkException, match=r"no column 'size' in the table, which has 'content'"):
         read.schema("size STRING").load(orders).collect()
 
 
