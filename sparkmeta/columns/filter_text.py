@@ -67,10 +67,10 @@ _SPELLED: Final = re.compile(
 )
 # Largest exponent of a number, since the grammar takes numbers without exponents only. Doubles end at 308.
 _MOST_EXPONENT: Final = 400
-# pyiceberg's grammar takes no text with a line break, and no quoted name with a dot. Characters for private use replace
-# these while it parses.
-_BREAKS: Final = {"\n": "\ue00a", "\r": "\ue00d"}
-_DOT: Final = "\ue02e"
+# pyiceberg's grammar takes no text with these, and no quoted name with a dot. Characters for private use that the
+# filter lacks replace them while it parses.
+_BREAKS: Final = "\n\r"
+_PRIVATE: Final = range(0xE000, 0xF900)
 _OPERATORS: Final = {
     "<": LessThan,
     "<=": LessThanOrEqual,
@@ -202,7 +202,9 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.given = text
-        self.text = _SPELLED.sub(_respelled, text)
+        unused = (chr(code) for code in _PRIVATE if chr(code) not in text)
+        self.replaced = dict(zip((*_BREAKS, "."), unused, strict=False))
+        self.text = _SPELLED.sub(self._respelled, text)
         self.operands: list[BooleanExpression] = []
         self.operators: list[str] = []
 
@@ -231,13 +233,45 @@ class _Parser:
             parsed = _comparison(text) if literals is None else _in_list(text, literals)
             parsed = parsed or predicate_syntax.parse_string(text, parse_all=True)[0]
         except ParseException:
-            raise self.error(f"{shown(_as_given(text))} is not a predicate: {_hint(text) or _EXPECTED}") from None
+            raise self.error(f"{shown(self._as_given(text))} is not a predicate: {_hint(text) or _EXPECTED}") from None
         except (ValueError, TypeError, ArithmeticError) as problem:
-            raise self.error(f"{shown(_as_given(text))}: {problem}") from None
+            raise self.error(f"{shown(self._as_given(text))}: {problem}") from None
         if isinstance(parsed, BooleanLiteral):
             return AlwaysTrue() if parsed.value else AlwaysFalse()
         assert isinstance(parsed, BooleanExpression)
-        return parsed if self.text == self.given else fold(parsed, _restored, _joined)
+        return parsed if self.text == self.given else fold(parsed, self._restored, _joined)
+
+    def _respelled(self, match: re.Match[str]) -> str:
+        """Return a quoted text or a number as pyiceberg's grammar takes it."""
+        number = match["number"]
+        if number is None:
+            replaced = f"{_BREAKS}." if match[0][0] == '"' else _BREAKS
+            return match[0].translate({ord(each): self.replaced.get(each, each) for each in replaced})
+        value = Decimal(number)
+        if abs(value.adjusted()) > _MOST_EXPONENT:
+            return number
+        text = f"{value:f}"
+        return text if "." in text else f"{text}.0"
+
+    def _as_given(self, text: str) -> str:
+        """Return a text with the characters that were replaced."""
+        return text.translate({ord(character): given for given, character in self.replaced.items()})
+
+    def _restored(self, leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
+        """Return a predicate with the line breaks of its texts and the dots of its quoted names."""
+
+        def restored(literal: Literal[Any]) -> Literal[Any]:
+            return StringLiteral(self._as_given(literal.value)) if isinstance(literal, StringLiteral) else literal
+
+        kind: Any = type(leaf)
+        if not isinstance(leaf, UnboundPredicate) or not isinstance(leaf.term, Reference):
+            return leaf
+        term = Reference(self._as_given(leaf.term.name))
+        if isinstance(leaf, SetPredicate):
+            return cast("BooleanExpression", kind(term, {*map(restored, leaf.literals)}))
+        if isinstance(leaf, LiteralPredicate):
+            return cast("BooleanExpression", kind(term, restored(leaf.literal)))
+        return cast("BooleanExpression", kind(term))
 
     def _reduce(self, binding: int) -> None:
         """Apply operators on the stack that have a higher precedence than the next one."""
@@ -269,42 +303,6 @@ class _Parser:
 
     def error(self, problem: str) -> InvalidFilterError:
         return InvalidFilterError(f"can't read the filter {shown(self.given)}: {problem}")
-
-
-def _respelled(match: re.Match[str]) -> str:
-    """Return a quoted text or a number as pyiceberg's grammar takes it."""
-    number = match["number"]
-    if number is None:
-        text = "".join(_BREAKS.get(character, character) for character in match[0])
-        return text.replace(".", _DOT) if text[0] == '"' else text
-    value = Decimal(number)
-    if abs(value.adjusted()) > _MOST_EXPONENT:
-        return number
-    text = f"{value:f}"
-    return text if "." in text else f"{text}.0"
-
-
-def _as_given(text: str) -> str:
-    for line_break, character in {**_BREAKS, ".": _DOT}.items():
-        text = text.replace(character, line_break)
-    return text
-
-
-def _restored(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
-    """Return a predicate with the line breaks of its texts and the dots of its quoted names."""
-
-    def restored(literal: Literal[Any]) -> Literal[Any]:
-        return StringLiteral(_as_given(literal.value)) if isinstance(literal, StringLiteral) else literal
-
-    kind: Any = type(leaf)
-    if not isinstance(leaf, UnboundPredicate) or not isinstance(leaf.term, Reference):
-        return leaf
-    term = Reference(_as_given(leaf.term.name))
-    if isinstance(leaf, SetPredicate):
-        return cast("BooleanExpression", kind(term, {*map(restored, leaf.literals)}))
-    if isinstance(leaf, LiteralPredicate):
-        return cast("BooleanExpression", kind(term, restored(leaf.literal)))
-    return cast("BooleanExpression", kind(term))
 
 
 def _joined(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanExpression:
