@@ -97,7 +97,7 @@ def functions_that_ask_where(tree: ast.AST) -> Iterator[int]:
 
 
 def _nodes_of_function(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function except those of functions inside it."""
+    """Yield the nodes of a function, except nodes of functions inside it."""
     for node in ast.iter_child_nodes(function):
         if not isinstance(node, FUNCTION):
             yield node

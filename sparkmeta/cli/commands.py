@@ -354,7 +354,7 @@ class _Commands(click.Group):
     """A group whose commands report errors in one line on stderr, with exit code 1, or with --verbose as tracebacks.
 
     A command ends silently if the reader of its output has closed the pipe, but finishes its commits first. Names may
-    have underscores, and be those of the methods and metadata tables.
+    have underscores. The names of methods and metadata tables name their commands, too.
     """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

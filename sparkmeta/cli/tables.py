@@ -231,7 +231,7 @@ class RowOptions:
             base: A folder. Paths below it are printed relative to it in the text output.
             source: What has a session, or starts one.
             newest: Whether a limit keeps the last rows, which are few, instead of the first ones.
-            of_metadata: Whether columns whose names are those of snapshot ids hold these, which JSON has as text.
+            of_metadata: Whether columns with names such as `snapshot_id` hold ids of snapshots, which JSON has as text.
 
         Returns:
             Whether there are rows.

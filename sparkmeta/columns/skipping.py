@@ -61,7 +61,7 @@ _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
 
 # UUIDs are compared by unsigned bytes. Bounds may also be the least and the greatest UUID in the order of
 # java.util.UUID, which compares two signed halves. If the first bit of both bounds is the same, the first halves have
-# one order, but a bound's second half may be above or below those of other UUIDs with the same first half.
+# one order, but other UUIDs with a bound's first half may have a lower or a higher second half.
 _HALF: Final = 8
 _LEAST_HALF, _GREATEST_HALF = bytes(_HALF), b"\xff" * _HALF
 _FIRST_NEGATIVE: Final = typed_literal(b"\x80", BinaryType())

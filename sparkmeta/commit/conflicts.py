@@ -98,7 +98,7 @@ class RelevantChanges:
         return [*map(self._matching, removed)]
 
     def _changes_of_rows(self, *, rewritten: bool) -> EntryChanges:
-        """Return the changes, unless `rewritten` without those of rewrites."""
+        """Return the changes, unless `rewritten` without changes by rewrites."""
         ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
         return self._changes.of_snapshots(ids)
 
@@ -526,7 +526,7 @@ def refuse_new_deletes(
     compared_deletes = _union(
         [where(added, other_kinds) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head
     )
-    # The small ids in changes are not those of the head's manifests, and files of a root have none.
+    # Changes have other small ids than the head's manifests, and files of a root have none.
     no_manifests = head.delete_manifests.slice(0, 0)
     deletes = DeleteEntries(compared_deletes, no_manifests, frozenset(ids))
     named = _named_entries(state, files, removal, ids)

@@ -28,6 +28,20 @@ _ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_co
 FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 
 
+DV_COLUMNS = (
+    "content_type",
+    "location",
+    "file_format",
+    "version_info",
+    "deletion_vector",
+    "partition_spec_id",
+    "record_count",
+    "file_size_in_bytes",
+    "referenced_file",
+)
+"""The columns of deletion vectors, and with which commits find files."""
+
+
 # Spec id -> its fields: (id in the spec's manifests, unique id, name in manifests).
 SpecTuples = tuple[tuple[int, tuple[tuple[int, int, str], ...]], ...]
 
@@ -125,16 +139,3 @@ def stats_struct(bound: pa.DataType) -> pa.StructType:
             *(pa.field(name, pa.int64()) for name in counts),
         ]
     )
-
-
-DV_COLUMNS = (
-    "content_type",
-    "location",
-    "file_format",
-    "version_info",
-    "deletion_vector",
-    "partition_spec_id",
-    "record_count",
-    "file_size_in_bytes",
-    "referenced_file",
-)

@@ -14,6 +14,9 @@ from sparkmeta.rows.delete_rows import BATCH_ROWS, RowField, projected
 from sparkmeta.storage.content import translated_read_errors
 from sparkmeta.storage.executors import ExecutorReader
 
+# Columns without which a file holds no statistics.
+_REQUIRED = ("partition", "spec_id", "data_record_count", "data_file_count")
+
 
 @dataclass(frozen=True)
 class StatisticsRows:
@@ -68,7 +71,3 @@ def _is_avro(location: str) -> bool:
 
 def _parquet_statistics(file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     yield from pq.ParquetFile(file, page_checksum_verification=True).iter_batches(BATCH_ROWS)
-
-
-# Columns without which a file holds no statistics.
-_REQUIRED = ("partition", "spec_id", "data_record_count", "data_file_count")

@@ -34,9 +34,40 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 
+PLANNED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("file_path", pa.string()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("reasons", pa.list_(pa.string())),
+        pa.field("gain", pa.string()),
+        pa.field("group", pa.int32()),
+        pa.field("group_parts", pa.int32()),
+        pa.field("entries", pa.int64()),
+        pa.field("masked_entries", pa.int64()),
+        pa.field("overlaps", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
+"""The columns of `CompactionPlan.files`."""
+
+_CONTENTS = {
+    ContentType.DATA: "data file",
+    ContentType.POSITION_DELETES: "delete file",
+    ContentType.EQUALITY_DELETES: "delete file",
+    ContentType.DATA_MANIFEST: "data leaf",
+    ContentType.DELETE_MANIFEST: "delete leaf",
+}
+
+_ROOT_COLUMNS = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
+
+
 @dataclass(frozen=True)
 class OldLayout:
-    """The leaves of a root in the layout of versions 1 to 3.
+    """The leaves of a root in the layout of versions 1 to 3, which a tree has after an upgrade.
+
+    A compaction leaves position delete files of version 2 in the manifests that list them, since new leaves can't hold
+    them (semantics 19.3). It also leaves manifests whose partition values come from unknown transforms.
 
     Attributes:
         convertible: the leaves that can be converted, rows of `TableState.manifests`.
@@ -326,31 +357,3 @@ def compaction_of(table: TableT, upgraded: TableState, options: CompactionOption
     layout = old_layout(state)
     scope = scope_of(state, base.root, options, convertible=layout.convertible)
     return CompactionPlan(table, state, options, scope, layout)
-
-
-PLANNED = pa.schema(
-    [
-        pa.field("content", pa.string()),
-        pa.field("file_path", pa.string()),
-        pa.field("spec_id", pa.int32()),
-        pa.field("reasons", pa.list_(pa.string())),
-        pa.field("gain", pa.string()),
-        pa.field("group", pa.int32()),
-        pa.field("group_parts", pa.int32()),
-        pa.field("entries", pa.int64()),
-        pa.field("masked_entries", pa.int64()),
-        pa.field("overlaps", pa.int32()),
-        pa.field("file_size_in_bytes", pa.int64()),
-    ]
-)
-"""The columns of `CompactionPlan.files`."""
-_CONTENTS = {
-    ContentType.DATA: "data file",
-    ContentType.POSITION_DELETES: "delete file",
-    ContentType.EQUALITY_DELETES: "delete file",
-    ContentType.DATA_MANIFEST: "data leaf",
-    ContentType.DELETE_MANIFEST: "delete leaf",
-}
-
-
-_ROOT_COLUMNS = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]

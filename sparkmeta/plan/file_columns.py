@@ -1,4 +1,8 @@
-"""The columns of files and entries that metadata tables and changes of files show, and the selection of some."""
+"""The columns of files and entries that metadata tables and changes of files show.
+
+Rows are content entries with Iceberg's column names. A `Selection` has both the projection with which manifests are
+read and the columns that are made from it, so that only selected columns are read.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +94,7 @@ def metrics_type(leaves: Mapping[str, NestedField]) -> StructType:
 
 _PARTITION = "partition"
 DATA_FILE = "data_file"
+
 # The columns of `files` and of `entries.data_file` -> their field in a content entry.
 _FILE_COLUMNS = {
     "content": "content_type",

@@ -17,6 +17,14 @@ from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+# Types on whose order writers disagree: only equal bounds can be relied on.
+_FLOATS = ("float", "double")
+_UNORDERED = (*_FLOATS, "uuid")
+SpecFields = Mapping[int, Sequence[tuple[int, str]]]
+# (manifests, spec id, partition field id) -> the field's summary in each manifest.
+_Summaries = Callable[[pa.Table, int, int], pa.StructArray]
+
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
     """Return whether each pair of a data and a delete manifest may have files of a common partition.
@@ -149,14 +157,3 @@ def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any
     ranks[-1] = -1
     codes = encoded.indices.fill_null(len(values)).to_numpy()
     return np.split(ranks[codes], 2)
-
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-# Types on whose order writers disagree: only equal bounds can be relied on.
-_FLOATS = ("float", "double")
-_UNORDERED = (*_FLOATS, "uuid")
-
-
-SpecFields = Mapping[int, Sequence[tuple[int, str]]]
-# (manifests, spec id, partition field id) -> the field's summary in each manifest.
-_Summaries = Callable[[pa.Table, int, int], pa.StructArray]

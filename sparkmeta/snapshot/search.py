@@ -42,6 +42,30 @@ _MOST_PAIRS = 50_000_000
 _SPEC = "partition_spec_id"
 
 
+def manifests_where(manifests: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the manifests that a mask selects.
+
+    Manifests of a partition are often adjacent, and a slice of them copies none of their many columns of stats.
+    """
+    places = np.flatnonzero(pc.fill_null(whole(rows), False))
+    if not len(places) or places[-1] - places[0] == len(places) - 1:
+        return manifests.slice(places[0] if len(places) else 0, len(places))
+    return manifests.filter(rows)
+
+
+def live_manifests(manifests: pa.Table) -> pa.Table:
+    """Return the manifests that may have live files that manifest DVs don't mask."""
+    if MASKED in manifests.column_names:
+        return manifests_where(manifests, pc.greater(live_files(manifests), 0))
+    return manifests_where(manifests, may_be_live(manifests))
+
+
+def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
+    counts = live_counts(manifests)
+    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
+
+
 def live_leaves(state: TableState, content: ContentType) -> pa.Table:
     """Return the manifests of one content type that hold live entries, including the root, as rows of `manifests`."""
     return live_manifests(state.data_manifests if content == ContentType.DATA_MANIFEST else state.delete_manifests)
@@ -400,27 +424,3 @@ def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence
 def search_all(manifests: pa.Table) -> Candidates:
     """Return a stage that searches the given manifests."""
     return lambda _: manifests
-
-
-def manifests_where(manifests: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the manifests that a mask selects.
-
-    Manifests of a partition are often adjacent, and a slice of them copies none of their many columns of stats.
-    """
-    places = np.flatnonzero(pc.fill_null(whole(rows), False))
-    if not len(places) or places[-1] - places[0] == len(places) - 1:
-        return manifests.slice(places[0] if len(places) else 0, len(places))
-    return manifests.filter(rows)
-
-
-def live_manifests(manifests: pa.Table) -> pa.Table:
-    """Return the manifests that may have live files that manifest DVs don't mask."""
-    if MASKED in manifests.column_names:
-        return manifests_where(manifests, pc.greater(live_files(manifests), 0))
-    return manifests_where(manifests, may_be_live(manifests))
-
-
-def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
-    counts = live_counts(manifests)
-    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 # Types that PySpark or Arrow's writers can't carry.
 _REFUSED: Final = ("variant", "geometry", "geography")
 _INTEGERS: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)
-# Maximum number of columns in an error message.
-_NAMED: Final = 20
 
 
 def written_columns(schema: Schema) -> tuple[IcebergColumn, ...]:

@@ -1,4 +1,4 @@
-"""Random nested values with nulls at every depth are written as they are, in every format and by changes of rows."""
+"""Random nested values with nulls at every depth stay the same in every format, and in changes of rows."""
 
 from __future__ import annotations
 

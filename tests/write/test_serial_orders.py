@@ -1,6 +1,6 @@
 """Pairs of changes: each of two is made on the same snapshot, and the second one is committed after the first.
 
-Either the second one is a conflict, or the rows are those of a serial order of both, by a model in plain Python. Under
+Either the second one is a conflict, or the rows are equal to a serial order of both, by a model in plain Python. Under
 snapshot isolation, the second one may also change just the rows that it has read. A conflict leaves no files, and needs
 a changed file that the second change may have read.
 
@@ -106,7 +106,7 @@ class Changes:
         return self.rng.choice(makers)()
 
     def rows(self, *, copies: float = 0.0) -> dict[int, Row]:
-        """Return rows by id, of which some are copies of the first rows. Often some or all ids are new."""
+        """Return rows by id. Some are copies of the first rows. Often some or all ids are new."""
         first = self.rng.choice([self.rng.randrange(LAST_ID), LAST_ID - 2, LAST_ID - 2 if copies else LAST_ID * 2])
         known = {row[0]: row for row in INITIAL}
         new = {i: (i, self.rng.choice(PARTS), self.rng.randrange(LAST_ID)) for i in range(first, first + 3)}

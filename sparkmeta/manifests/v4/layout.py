@@ -527,6 +527,9 @@ def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
     return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)
 
 
+# -- Rows of roots in memory -----------------------------------------------------------------------------------------
+
+
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Convert rows of one `tree_schema` to another. Stats missing from the target are dropped; new ones are null."""
     if table.schema.equals(schema):
