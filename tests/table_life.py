@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.cli.schedule import BY_NAME
+from sparkmeta.cli.schedule import BY_NAME, NOTHING, Check
 from sparkmeta.session import local_frame, map_arrow, prepare_environment
 from sparkmeta.storage.location import local_path
 from tests.maintain.test_expire import files_below, soon
@@ -151,7 +151,7 @@ class Life:
         assert self.table.scan("price = 0.5").count() == sum(price == 0.5 for _, _, price in self.rows.values())
 
     def maintain(self) -> None:
-        assert {*JOBS, "upgrade", "downgrade"} == set(BY_NAME), "a job that no life has"
+        assert {*JOBS, "check", "upgrade", "downgrade"} == set(BY_NAME), "a job that no life has"
         self.table.maintenance.health().findings().collect()
         orphan = Path(local_path(self.table.location()), "data", "left.parquet")
         orphan.write_bytes(b"left")
@@ -162,6 +162,7 @@ class Life:
                     getattr(self.table.maintenance, name)(**options, **times).commit()
                     self.step(self.table.refresh())
         assert not orphan.exists()
+        assert Check().outcome(self.table) == {"status": NOTHING}
         assert len(self.table.snapshots()) == 1
         assert self.table.inspect.delete_files().count() == 0
         days = {at and at.date() for _, at, _ in self.rows.values()}

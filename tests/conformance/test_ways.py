@@ -15,6 +15,7 @@ from sparkmeta.plan.files import plan_schema
 from sparkmeta.plan.tasks import splits_of
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.scan import Scan
+from sparkmeta.service.rest_tasks import rest_tasks
 from sparkmeta.session import local_frame
 from tests.conftest import configured
 from tests.inspect.comparison import assert_same_rows, collected
@@ -70,8 +71,8 @@ def test_tasks_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession
         ways: list[Callable[[Scan], pa.Table]] = [
             lambda scan: splits_of(scan.plan_tasks_arrow()),
             Scan.plan_task_json_arrow,
-            lambda scan: in_memory(scan.rest_tasks()),
-            lambda scan: in_memory(scan.rest_tasks(**with_stats)),
+            lambda scan: in_memory(rest_tasks(scan)),
+            lambda scan: in_memory(rest_tasks(scan, **with_stats)),
         ]
         return [*(planned(way, scan) for way in ways), reported(scan)]
 
