@@ -111,7 +111,7 @@ def _children(stats: pa.ChunkedArray, key: int) -> Mapping[str, pa.Array]:
 
 
 def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Longs]:
-    """Return ranks of the lower and upper bounds among all bounds. Unknown bounds extend to the ends."""
+    """Return ranks of the lower and upper bounds among all bounds. Unknown and inverted bounds extend to the ends."""
     lower, upper = stats["lower_bound"], stats["upper_bound"]
     nulls, values = stats["null_value_count"], stats["value_count"]
     distinct = pc.unique(pa.concat_arrays([lower, upper])).drop_null()
@@ -119,6 +119,8 @@ def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Lon
     lower_ranks = pc.fill_null(pc.index_in(lower, ordered), _LEAST).to_numpy(zero_copy_only=False).astype(np.int64)
     upper_ranks = pc.index_in(upper, ordered).cast(pa.int64())
     upper_ranks = pc.fill_null(upper_ranks, _MOST).to_numpy(zero_copy_only=False).astype(np.int64)
+    is_inverted = lower_ranks > upper_ranks
+    lower_ranks, upper_ranks = np.where(is_inverted, _LEAST, lower_ranks), np.where(is_inverted, _MOST, upper_ranks)
     end = len(ordered)
     only_null = pc.fill_null(pc.and_(pc.equal(nulls, values), pc.greater(values, 0)), False)
     only_null = pc.and_(only_null, lower.is_null()).to_numpy(zero_copy_only=False)

@@ -57,10 +57,12 @@ from sparkmeta.manifests.v4.layout import stats_of_fields
 from sparkmeta.manifests.v4.root import (
     FILES,
     LEAVES,
+    TWO_LIVE_ENTRIES,
     Root,
     entry_problems,
     one_of,
     read_unchecked_root,
+    repeated_leaves,
     version,
 )
 from sparkmeta.manifests.v4.spark import entry_columns, narrowed_rows
@@ -109,14 +111,10 @@ class CheckedTree:
     # -- on the driver ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def leaf_entries(self) -> list[Row]:
-        """The root's entries for leaves."""
-        return [row for _, row in flat_rows(self.root.table, LEAVES)]
-
-    @cached_property
     def leaf_by_location(self) -> dict[str, Row]:
         """The root's entries for leaves by location; a live one takes precedence over a DELETED one."""
-        rows = sorted(self.leaf_entries, key=lambda row: row["status"] != Status.DELETED)
+        entries = [row for _, row in flat_rows(self.root.table, LEAVES)]
+        rows = sorted(entries, key=lambda row: row["status"] != Status.DELETED)
         return {row["location"]: row for row in rows}
 
     @cached_property
@@ -517,9 +515,8 @@ def _struct(rule: str, broken: EntryRule) -> Sql:
 
 
 def _leaves_listed_twice(tree: CheckedTree) -> Iterator[Broken]:
-    live = Counter(row["location"] for row in tree.leaf_entries if row["status"] != Status.DELETED)
-    for location in sorted(location for location, count in live.items() if count > 1):
-        yield Broken(location, "location", location, "the root has two live entries for this manifest")
+    for location in repeated_leaves(tree.root.leaves):
+        yield Broken(location, "location", location, TWO_LIVE_ENTRIES)
 
 
 def _leaves_with_several_masks(tree: CheckedTree) -> Iterator[Broken]:

@@ -440,9 +440,11 @@ def _refuse_link(table: BaseTable, folder: Folder, needed: Relation) -> None:
     A listing has such files under the link's path, where nothing needs them. If a tree has relative locations, the link
     is its location.
     """
-    path = local_path(folder.location) if is_local(folder.location) else ""
-    target = os.path.realpath(path) if path else ""
-    if target.rstrip("/") == path.rstrip("/"):
+    if not is_local(folder.location):
+        return
+    path = local_path(folder.location)
+    target = os.path.realpath(path)
+    if target == os.path.normpath(path):
         return
     if (row := first(needed, folder.key_of(sql.col("path")).startswith(join(target, "")))) is not None:
         problem = f"{path} is a link to {target}, where the table has the file {row['path']}: open the table there"

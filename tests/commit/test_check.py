@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
@@ -299,6 +301,24 @@ def test_every_rule_has_a_case_that_no_other_rule_catches(tmp_path: Path) -> Non
     assert {make(TreeTable(tmp_path / make.__name__, BY_PART))[0] for make in cases} == rules
     documented = (Table.check.__doc__ or "").replace("\n", " ")
     assert all(rule in documented for rule in rules)
+
+
+@pytest.mark.parametrize("settings", [{}, BY_SPARK], ids=["driver", "Spark"])
+def test_a_leaf_listed_twice_is_not_read(settings: dict[str, str], tmp_path: Path, spark: SparkSession) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    a_leaf_twice(tree)
+    with configured(spark, settings):
+        table = tree.load(spark)
+        for read in (
+            lambda: table.scan().plan_files().collect(),
+            lambda: table.scan().count(),
+            lambda: table.inspect.files().collect(),
+            lambda: table.maintenance.health().findings().collect(),
+            lambda: table.maintenance.compact_manifests().commit(),
+            lambda: table.maintenance.expire_snapshots(older_than=datetime.now(UTC)).commit(),
+        ):
+            with pytest.raises(CorruptFileError, match=r"m1\.parquet.*two live entries for this manifest"):
+                read()
 
 
 def test_a_vector_that_lists_what_goes_with_its_leaf(tmp_path: Path, spark: SparkSession) -> None:

@@ -441,6 +441,21 @@ def test_a_table_that_is_opened_elsewhere(spark: SparkSession, tmp_path: Path, m
     assert sm.load_table(str(folder), spark=spark).scan().count() == table.scan().count()
 
 
+@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("spelling", ["{}//t", "{}/./t", "{}/other/../t", "file:{}//t", "file://{}/./t"])
+def test_paths_with_empty_and_dot_segments(spelling: str, version: int, tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "other").mkdir()
+    catalog = sm.load_catalog("c", type="hadoop", warehouse=str(tmp_path.parent))
+    name, properties = f"{tmp_path.name}.t", {"format-version": str(version)}
+    catalog.create_table(name, pa.schema([("a", pa.int64())]), properties=properties).append(pa.table({"a": [1]}))
+    (tmp_path / "t/data/lost").touch()
+    age(tmp_path / "t")
+    spelled = spelling.format(tmp_path)
+    for options in ({}, {"location": spelled}, {"location": str(tmp_path / "t")}):
+        plan = sm.load_table(spelled, spark=spark).maintenance.remove_orphan_files(**options)
+        assert [Path(path).name for path in planned_paths(plan.files())] == ["lost"]
+
+
 def test_a_name_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
     table = append_real(new_table(spark, tmp_path), 1)
     orphans = plant(folder_of(table), "data/lost")

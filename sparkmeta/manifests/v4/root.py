@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 FILES = (ContentType.DATA, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 MANIFEST_DVS = (ContentType.MANIFEST_DELETION_VECTOR,)
+TWO_LIVE_ENTRIES = "the root has two live entries for this manifest"
 
 _FORMATS = {
     ContentType.DATA: ("avro", "orc", "parquet"),
@@ -93,6 +94,12 @@ class Root:
         return {row["referenced_file"]: row for row in self.manifest_dvs.drop_columns(["ordinal"]).to_pylist()}
 
 
+def repeated_leaves(leaves: pa.Table) -> list[str]:
+    """Return the sorted locations that several entries of live leaves have."""
+    counts = leaves.column("location").value_counts() if len(leaves) else []
+    return sorted(count["values"].as_py() for count in counts if count["counts"].as_py() > 1)
+
+
 def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
     """Return whether each row has one of the content types."""
     return pc.is_in(table.column("content_type"), pa.array([int(kind) for kind in kinds], pa.int32()))
@@ -136,10 +143,13 @@ def read_root(
         fields: see `read_manifest`.
 
     Raises:
-        CorruptFileError: not a root, or an entry breaks a rule of the field matrix (see docs/layout.md).
+        CorruptFileError: not a root, an entry breaks a rule of the field matrix (see docs/layout.md), or a leaf has two
+            live entries.
     """
     root = read_unchecked_root(data, stats, location, snapshot, locations, fields)
     check_root(root.table, specs, location)
+    for leaf in repeated_leaves(root.leaves):
+        raise CorruptFileError(location, "location", leaf, TWO_LIVE_ENTRIES)
     return root
 
 

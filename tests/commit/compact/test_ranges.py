@@ -88,6 +88,18 @@ def test_unknown_bounds_reach_to_the_ends() -> None:
     assert pairs(spans) == {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_inverted_bounds_are_unknown(seed: int) -> None:
+    """Files of other writers may have them, such as UUIDs that were compared as signed numbers."""
+    rng = random.Random(seed)
+    bounds = [(rng.randrange(6), rng.randrange(6)) for _ in range(8)]
+    spans = ranges(*({"1": stats(lower, upper)} for lower, upper in bounds), keys=(1,))
+    assert spans.unknown.tolist() == [lower > upper for lower, upper in bounds]
+    reach = [(lower, upper) if lower <= upper else (float("-inf"), float("inf")) for lower, upper in bounds]
+    assert pairs(spans) == {(i, j) for i, j in combinations(range(8), 2) if overlap(reach[i], reach[j])}
+    assert spans.overlaps.tolist() == [sum(i in pair for pair in pairs(spans)) for i in range(8)]
+
+
 def test_null_is_a_partition_behind_all_others() -> None:
     by_part = {"keys": (2,), "sources": frozenset({2})}
     spans = ranges({"2": stats(None, None, 10)}, {"2": stats("a", "z")}, {"2": stats("y", "y", 2)}, **by_part)
