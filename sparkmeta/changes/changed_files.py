@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from sparkmeta.changes.file_changes import ADDED, CHANGE, REMOVED, SNAPSHOT, EntryChanges, snapshots_between
 from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import at_most_one, frame_of, names, select, where, with_columns
+from sparkmeta.entries.relation import (
+    among,
+    at_most_one,
+    distinct,
+    frame_of,
+    names,
+    select,
+    united,
+    where,
+    with_columns,
+)
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
@@ -38,7 +47,6 @@ from sparkmeta.rows.planned import (
     plan_rows,
 )
 from sparkmeta.rows.read import RowScan, empty_rows, rows_of
-from sparkmeta.session import local_frame
 from sparkmeta.snapshot.search import PathSearch, leaves_of_partitions
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.match import ScanEntries
     from sparkmeta.plan.prune import PrunedManifests
+    from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
 
 
@@ -56,6 +65,7 @@ if TYPE_CHECKING:
 
 
 APPEND: Final = "append"
+_DATA: Final = ContentType.DATA_MANIFEST
 
 
 def read_appended(
@@ -101,7 +111,7 @@ def appended_entries(
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
     appends = [snapshot for snapshot in snapshots if snapshot.operation == APPEND]
     changes = entry_changes(scan_filter, appends, columns)
-    matching = _matching_without_deletes(_added(changes), scan_filter)
+    matching = _matching_without_deletes(changes.added(_DATA), scan_filter)
     return None if matching is None else frame_of(matching, scan_filter.state)
 
 
@@ -110,7 +120,7 @@ def appended_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles 
 
     The files have `_commit_snapshot_id`.
     """
-    plan = _without_deletes(_added(entry_changes(scan_filter, [snapshot])), scan_filter)
+    plan = _without_deletes(entry_changes(scan_filter, [snapshot]).added(_DATA), scan_filter)
     return None if plan is None else _with_ordinals(PlannedFiles.of([plan], scan_filter.state, SNAPSHOT), [snapshot])
 
 
@@ -121,26 +131,6 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], column
     for snapshot in snapshots:
         changes.add(snapshot)
     return changes
-
-
-def _added(changes: EntryChanges) -> list[Relation]:
-    """Return the data files that snapshots added; see `EntryChanges.added`. Without a session, this is one table."""
-    content = ContentType.DATA_MANIFEST
-    return [changes.few_added(content)] if changes.state.access.alone else [*changes.added(content)]
-
-
-def _removed(changes: EntryChanges) -> list[Relation]:
-    """Return the data files that snapshots removed, as `_added` does."""
-    content = ContentType.DATA_MANIFEST
-    return [changes.few_removed(content)] if changes.state.access.alone else [*changes.removed(content)]
-
-
-def _united(relations: Sequence[Relation]) -> list[Relation]:
-    """Return the union of relations of one kind as a list; empty for no relations."""
-    tables = [rows for rows in relations if isinstance(rows, pa.Table)]
-    if tables:
-        return [pa.concat_tables(tables, promote_options="permissive")]
-    return [*at_most_one([rows for rows in relations if not isinstance(rows, pa.Table)])]
 
 
 def _without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> RowPlan | None:
@@ -159,7 +149,7 @@ def _without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> Ro
 
 def _matching_without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> Relation | None:
     """Return the entries that may match a filter, with an empty array of deletes; None for no entries."""
-    for rows in _united(entries):
+    for rows in united(entries, scan_filter.state):
         return with_columns(where(rows, may_match(scan_filter)), shown_deletes(NO_DELETES))
     return None
 
@@ -238,7 +228,7 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
         ValidationError: metadata or deletes contradict each other.
     """
     changes = entry_changes(scan_filter, snapshots)
-    steps = _with_files_of_deletes([*_steps(changes, scan_filter, snapshots)])
+    steps = _with_files_of_deletes([*_steps(changes, scan_filter, snapshots)], scan_filter.state)
     plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
@@ -296,7 +286,7 @@ class _Step:
             have the snapshot's own sequence number.
         targets: the paths of data files whose deletes the snapshot changed, except removed files.
         shared_deletes: the locations of added and removed deletes that don't name their data file.
-        partitions: without Spark, the specs and partitions of added and removed deletes; else None.
+        partitions: the specs and partitions of added and removed deletes; None if there are many changes.
     """
 
     snapshot: Snapshot
@@ -336,16 +326,14 @@ class _Step:
         if changed:
             entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
             changes = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
-            for data in _united(_added(changes) if is_after else _removed(changes)):
+            for data in united((changes.added if is_after else changes.removed)(_DATA), changes.state):
                 # An added file that was already listed may be in `targets`, whose plan has all entries of its paths.
-                unplanned = _with_paths(where(data, may_match(pruned.filter)), self.targets, how="left_anti")
+                unplanned = among(where(data, may_match(pruned.filter)), "location", self.targets, absent=True)
                 yield self._plan(replace(entries, data=unplanned), is_after=is_after)
         if len(self.targets):
             entries = read_entries(choose(self._of_deletes(pruned, self.targets)))
-            data = entries.data
-            if not pruned.filter.state.access.alone:
-                data = frame_of(data, pruned.filter.state)
-            yield self._plan(replace(entries, data=_with_paths(data, self.targets)), is_after=is_after)
+            targets = among(entries.data, "location", self.targets)
+            yield self._plan(replace(entries, data=targets), is_after=is_after)
 
     def _plan(self, entries: ScanEntries, *, is_after: bool) -> RowPlan:
         matched, state = match_deletes(entries).rows, entries.choice.pruned.filter.state
@@ -355,7 +343,7 @@ class _Step:
         return plan_of_entries(matched, state, SNAPSHOT, _IS_AFTER, deletes=entries.deletes)
 
     def _of_deletes(self, pruned: PrunedManifests, paths: pa.Array | None = None) -> PrunedManifests:
-        """Return the manifests that may hold the data files of changed deletes, if these were read without Spark.
+        """Return the manifests that may hold the data files of changed deletes, if there are few changes.
 
         Args:
             pruned: all manifests.
@@ -389,28 +377,17 @@ class _Step:
         entries = read_entries(choose(self._of_deletes(pruned)))
         if entries.deletes.entries is None:
             return
-        state, deletes = pruned.filter.state, entries.deletes.entries
-        if not state.access.alone:
-            deletes = frame_of(deletes, state)
-        changed_deletes = replace(entries.deletes, entries=_with_paths(deletes, locations))
-        matched = where(attach_deletes(entries.data, changed_deletes, state), sql.size(sql.col(DELETES)) > 0)
+        changed_deletes = replace(entries.deletes, entries=among(entries.deletes.entries, "location", locations))
+        attached = attach_deletes(entries.data, changed_deletes, pruned.filter.state)
+        matched = where(attached, sql.size(sql.col(DELETES)) > 0)
         yield select(matched, [_snapshot_id(self.snapshot), sql.col("location").alias(_PATH)])
-
-
-def _with_paths(entries: Relation, paths: pa.Array, how: Literal["left_semi", "left_anti"] = "left_semi") -> Relation:
-    """Return the entries at the given paths or, with `left_anti`, at all others."""
-    if isinstance(entries, pa.Table):
-        is_chosen = pc.is_in(whole(entries.column("location")), paths)
-        return entries.filter(is_chosen if how == "left_semi" else pc.invert(is_chosen))
-    path_frame = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
-    return entries.join(path_frame, F.col("location") == F.col(_PATH), how)
 
 
 def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter) -> Iterator[RowPlan]:
     """Yield a plan of the files added by snapshots that added no deletes."""
     ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
-        plan = _without_deletes(_added(changes.of_snapshots(ids)), scan_filter)
+        plan = _without_deletes(changes.of_snapshots(ids).added(_DATA), scan_filter)
         if plan is not None:
             yield replace(plan, rows=with_columns(plan.rows, sql.lit(True).alias(_IS_AFTER)))
 
@@ -446,7 +423,7 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
             adds_deletes=bool(pc.any(added_deletes, min_count=0).as_py()),
             targets=_without(targets, removed_paths),
             shared_deletes=(removed_shared, added_shared),
-            partitions=deletes if state.access.alone else None,
+            partitions=deletes if changes.is_few else None,
         )
 
 
@@ -455,7 +432,7 @@ def _changed_entries(changes: EntryChanges) -> pa.Table:
     narrow = replace(changes, shown=EntryProjection.of(()))
     names = [SNAPSHOT, CHANGE, "content_type", "location", "referenced_file"]
     contents = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-    if changes.state.access.alone:
+    if changes.is_few:
         narrow = replace(changes, shown=changes.state.projection(["partition_spec_id"]))
         names += [name for name in ("partition_spec_id", PARTITION) if name in narrow.projection.schema.names]
         tables = [
@@ -471,25 +448,19 @@ def _changed_entries(changes: EntryChanges) -> pa.Table:
         return united[0].select(*names).toArrow()
 
 
-def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
+def _with_files_of_deletes(steps: Sequence[_Step], state: TableState) -> list[_Step]:
     """Add the files of shared deletes, which don't name their data file, to the targets."""
     relations = [rows for step in steps for rows in step.files_of_shared_deletes()]
     if not relations:
         return [*steps]
     with translated_errors():
-        tables = [_distinct(union) for batch in _batches(relations) for union in _united(batch)]
+        tables = [distinct(rows, names(rows)) for batch in _batches(relations) for rows in united(batch, state)]
     matched = pa.concat_tables(tables, promote_options="permissive")
     return [
         replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.removed))
         for step in steps
         for of_step in [matched.filter(pc.equal(matched.column(SNAPSHOT), step.snapshot.snapshot_id)).column(_PATH)]
     ]
-
-
-def _distinct(rows: Relation) -> pa.Table:
-    if isinstance(rows, pa.Table):
-        return rows.group_by(rows.column_names, use_threads=False).aggregate([])
-    return rows.distinct().toArrow()
 
 
 def _without(paths: pa.Array, others: pa.ChunkedArray) -> pa.Array:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.file_columns import Selection
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
@@ -460,13 +461,19 @@ class EntryChanges:
         listed = sql.when(_has(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
         return [*of_trees, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
 
-    def added(self, content: ContentType) -> list[DataFrame]:
-        """Return the entries of added files without metrics maps, in a DataFrame for each way to read them."""
+    def added(self, content: ContentType) -> list[Relation]:
+        """Return the entries of added files without metrics maps, in a relation for each way to read them."""
+        return [self.few_added(content)] if self.is_few else [*self._many_added(content)]
+
+    def removed(self, content: ContentType) -> list[Relation]:
+        """Return the entries of removed files, like `added`."""
+        return [self.few_removed(content)] if self.is_few else [*self._many_removed(content)]
+
+    def _many_added(self, content: ContentType) -> list[DataFrame]:
         frames = self._listed_entries(content)
         return [*self._tree_added(content), *(where(frame, _has(Status.ADDED)) for frame in frames)]
 
-    def removed(self, content: ContentType) -> list[DataFrame]:
-        """Return the entries of removed files, like `added`."""
+    def _many_removed(self, content: ContentType) -> list[DataFrame]:
         frames = self._listed_entries(content)
         return [*self._tree_removed(content), *(where(frame, _has(Status.DELETED)) for frame in frames)]
 

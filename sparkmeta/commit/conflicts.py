@@ -17,10 +17,22 @@ from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import in_partitions, replaced_partitions
-from sparkmeta.commit.relation import first, has_rows, is_kind, repeated, select, some_columns
 from sparkmeta.commit.removed_files import without
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import frame_of, matching, names, union, where
+from sparkmeta.entries.arrays import is_kind
+from sparkmeta.entries.relation import (
+    columns_of,
+    distinct,
+    elements,
+    first,
+    frame_of,
+    has_rows,
+    matching,
+    names,
+    repeated,
+    some_columns,
+    union,
+    where,
+)
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.root import one_of as of_kinds
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -88,14 +100,12 @@ class RelevantChanges:
     def added(self, content: ContentType, *, rewritten: bool = False) -> list[Relation]:
         """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
         changes = self._changes_of_rows(rewritten=rewritten)
-        added = [changes.few_added(content)] if changes.is_few else changes.added(content)
-        return [*map(self._matching, added)]
+        return [*map(self._matching, changes.added(content))]
 
     def removed(self, content: ContentType, *, rewritten: bool = True) -> list[Relation]:
         """Return the removed files, with or without those that rewrites replaced."""
         changes = self._changes_of_rows(rewritten=rewritten)
-        removed = [changes.few_removed(content)] if changes.is_few else changes.removed(content)
-        return [*map(self._matching, removed)]
+        return [*map(self._matching, changes.removed(content))]
 
     def _changes_of_rows(self, *, rewritten: bool) -> EntryChanges:
         """Return the changes, unless `rewritten` without changes by rewrites."""
@@ -163,7 +173,7 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
     if not added.count:
         return
     files = added.relation(state)
-    names = select(files, {"path": "location", "offset": "deletion_vector.offset"})
+    names = columns_of(files, {"path": "location", "offset": "deletion_vector.offset"})
     if duplicate := repeated(names, ["path", "offset"]):
         raise ValidationError(f"{state.metadata.location}: {duplicate['path']} is added twice by the commit")
     for suspects in _suspects(state, added, files, searches):
@@ -435,9 +445,7 @@ def refuse_deletes_of_moved_rows(
 
 
 def _specs_of(entries: Relation) -> list[int]:
-    specs = some_columns(entries, ["partition_spec_id"])
-    table = specs if isinstance(specs, pa.Table) else specs.distinct().toArrow()
-    return [*pc.unique(table.column(0)).to_pylist()]
+    return [*distinct(entries, ["partition_spec_id"]).column(0).to_pylist()]
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
@@ -519,7 +527,7 @@ def refuse_new_deletes(
             refuse(head, [replaced], "deleted rows of a file to replace")
         if has_rows(compared):
             has_compared = True
-            ids.update(_equality_ids(compared))
+            ids.update(elements(compared, "equality_ids"))
     if not has_compared:
         return
     with_stats = replace(scope, more_stats=frozenset({*ids, DELETE_FILE_PATH_ID}))
@@ -532,13 +540,7 @@ def refuse_new_deletes(
     named = _named_entries(state, files, removal, ids)
     if row := first(where(attach_deletes(named, deletes, state), sql.size(sql.col(DELETES)) > 0)):
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
-
-
-def _equality_ids(deletes: Relation) -> set[int]:
     """Return the columns that equality deletes compare."""
-    if isinstance(deletes, pa.Table):
-        return {*whole(deletes.column("equality_ids")).flatten().to_pylist()}
-    return {row["id"] for row in deletes.select(F.explode("equality_ids").alias("id")).distinct().collect()}
 
 
 def refuse_newer_data(state: TableState, files: Relation, removal: Removal, sequence_number: int) -> None:
@@ -557,7 +559,7 @@ def refuse_newer_data(state: TableState, files: Relation, removal: Removal, sequ
     """
     if state.snapshot is None or (state.snapshot.sequence_number or 0) <= sequence_number:
         return
-    numbered = select(
+    numbered = columns_of(
         _named_entries(state, files, removal), {"location": "location", "number": "version_info.sequence_number"}
     )
     if newer := first(numbered, sql.col("number") > sequence_number):

@@ -47,11 +47,10 @@ from sparkmeta.commit.new_files import (
     partitions_of,
 )
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
-from sparkmeta.commit.relation import few, some_columns
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.entries import relation
 from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import few, frame_of, some_columns
 from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.sorted_manifests import SortedManifests, file_count, key_schema, range_count

@@ -16,10 +16,9 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
-from sparkmeta.commit.relation import few_or_many, first, is_few, some_columns
 from sparkmeta.entries.arrays import entry_count, identities, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import few_or_many, first, frame_of, is_few, some_columns
 from sparkmeta.entries.tally import Tally
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.spark import entry_columns

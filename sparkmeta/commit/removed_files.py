@@ -26,20 +26,23 @@ from sparkmeta.commit.new_files import (
 )
 from sparkmeta.commit.next_root import FileKey
 from sparkmeta.commit.partition_folders import partitions_of_folders
-from sparkmeta.commit.relation import (
+from sparkmeta.entries import relation
+from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.relation import (
+    computed,
     few,
     few_or_many,
     first,
-    is_kind,
+    frame_of,
+    matching,
     nothing,
     repeated,
     some_columns,
     union,
+    where,
+    with_columns,
 )
-from sparkmeta.entries import relation
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.entries.relation import computed, frame_of, matching, where, with_columns
 from sparkmeta.entries.tally import KindCount, Tally, sums_by_kind, tally_of
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -282,7 +285,7 @@ def _find(state: TableState, files: Relation, searches: Searches, *, only_live_d
     dvs = dvs_of(state, where(entries, is_kind(ContentType.DATA)), searches)
     named_vectors = where(entries, is_kind(ContentType.POSITION_DELETES))
     unnamed_vectors = matching(dvs, named_vectors, {path: path for path in _FILE.values()}, absent=True)
-    return removal_of(union(entries, unnamed_vectors), state)
+    return removal_of(union(entries, unnamed_vectors, state), state)
 
 
 def _names(files: Relation) -> Relation:
@@ -551,4 +554,4 @@ def _narrow(state: TableState) -> pa.Schema:
 def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:
     """Return the removal of data files and their deletion vectors."""
     files = some_columns(data, _narrow(state).names)
-    return removal_of(union(files, dvs_of(state, files, searches)), state)
+    return removal_of(union(files, dvs_of(state, files, searches), state), state)

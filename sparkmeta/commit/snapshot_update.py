@@ -31,7 +31,6 @@ from sparkmeta.commit.conflicts import (
 from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
 from sparkmeta.commit.given_files import rows_of_files, table_of
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, snapshot_summary
-from sparkmeta.commit.relation import first, is_kind, select
 from sparkmeta.commit.removed_files import (
     FilteredFiles,
     NotLiveError,
@@ -45,7 +44,8 @@ from sparkmeta.commit.removed_files import (
 from sparkmeta.commit.snapshot_writer import ListWriter, TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.commit.write_target import WAP_ID
-from sparkmeta.entries.relation import where, with_columns
+from sparkmeta.entries.arrays import is_kind
+from sparkmeta.entries.relation import columns_of, first, where, with_columns
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.table_operations import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
@@ -326,7 +326,7 @@ class Attempt:
         positional = where(deletes, is_kind(ContentType.POSITION_DELETES))
         if first(positional, sql.col("referenced_file").isNull()):
             refuse_replaced_data(state, changes.start)
-        named = select(positional, {"file_path": "referenced_file"})
+        named = columns_of(positional, {"file_path": "referenced_file"})
         refuse_missing_data(state, named, changes.start, with_deletes=False)
 
     def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:

@@ -12,15 +12,6 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.relation import (
-    first,
-    is_kind,
-    nothing,
-    repeated,
-    select,
-    union,
-    with_partition_key,
-)
 from sparkmeta.commit.removed_files import (
     Removal,
     Searches,
@@ -31,14 +22,28 @@ from sparkmeta.commit.removed_files import (
     without,
 )
 from sparkmeta.entries import evaluate
+from sparkmeta.entries.arrays import is_kind
 from sparkmeta.entries.projection import DV_COLUMNS, MANIFEST, PARTITION
-from sparkmeta.entries.relation import beside, computed, frame_of, matching, where
+from sparkmeta.entries.relation import (
+    beside,
+    columns_of,
+    computed,
+    first,
+    frame_of,
+    matching,
+    nothing,
+    repeated,
+    union,
+    where,
+    with_columns,
+)
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import task_rows
 from sparkmeta.plan.choose import only_dvs
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
+from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.plan.filter import DELETES
 from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
@@ -220,11 +225,11 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
         data_leaves = live_leaves(state, ContentType.DATA_MANIFEST)
         current = where(live_entries(state, data_leaves), is_kind(ContentType.DATA))
     live = without(current, removal, state)
-    placed = computed(_beside_data_files(state, dvs, union(live, _new_data(state, added, dvs, live))))
+    placed = computed(_beside_data_files(state, dvs, union(live, _new_data(state, added, dvs, live), state)))
     _check_targets(state, placed, current)
     with_live_target = where(placed, sql.col(f"target_{MANIFEST}").isNotNull())
     partition = {PARTITION: PARTITION} if state.types.partition_fields else {}
-    targets = select(
+    targets = columns_of(
         with_live_target, {"location": "data_path", MANIFEST: f"target_{MANIFEST}", _SPEC: "spec_id", **partition}
     )
     leaves = delete_leaves(state, targets)
@@ -266,7 +271,7 @@ def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation)
     files = data.relation(state)
     if isinstance(files, pa.Table):
         return matching(files, without_data, {"location": "referenced_file"})
-    paths = F.broadcast(local_frame(state.spark, select(without_data, {"referenced_file": "referenced_file"})))
+    paths = F.broadcast(local_frame(state.spark, columns_of(without_data, {"referenced_file": "referenced_file"})))
     files_of_vectors = matching(files, paths, {"location": "referenced_file"})
     schema = state.projection(SEARCH_COLUMNS).schema
     return files_of_vectors.select(*schema.names).toArrow().cast(schema)
@@ -280,8 +285,8 @@ def _beside_data_files(state: TableState, dvs: Relation, data: Relation) -> Rela
     if has_tuples:
         vector, target = vector | {PARTITION: PARTITION}, target | {PARTITION: PARTITION}
     target = {f"target_{name}": path for name, path in target.items()}
-    vectors, data_files = (with_partition_key(entries, "key", state) for entries in (dvs, data))
-    return beside(select(vectors, vector), select(data_files, target), "data_path", "target_location")
+    vectors, data_files = (with_columns(entries, partition_key(state).alias("key")) for entries in (dvs, data))
+    return beside(columns_of(vectors, vector), columns_of(data_files, target), "data_path", "target_location")
 
 
 def _vector(age: str) -> dict[str, str]:
@@ -326,8 +331,8 @@ def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any] |
 
 def _check_replaced(state: TableState, placed: Relation, old_vectors: Relation) -> None:
     """Raise ValidationError for a deletion vector that lacks a position of the deletion vector that it replaces."""
-    new_vectors = select(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
-    replaced_vectors = select(old_vectors, _vector("old") | {"data_path": "referenced_file"})
+    new_vectors = columns_of(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
+    replaced_vectors = columns_of(old_vectors, _vector("old") | {"data_path": "referenced_file"})
     pairs = computed(beside(replaced_vectors, new_vectors, "data_path", "new_path"))
     table = state.metadata.location
     if fewer := first(pairs, sql.col("new_records") < sql.col("old_records")):

@@ -14,7 +14,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import shown
-from sparkmeta.spec.entry import Status
+from sparkmeta.spec.entry import ContentType, Status
 
 # -- Field ids in Arrow schemas ---------------------------------------------------------------------------------------
 
@@ -244,6 +244,11 @@ def uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
 def is_live(entries: pa.Table | pa.RecordBatch) -> Any:
     """Return whether each entry is live, that is, not DELETED."""
     return pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+
+
+def is_kind(kind: ContentType) -> Sql:
+    """Return the condition that an entry has a content type."""
+    return sql.col("content_type") == int(kind)
 
 
 def is_live_entry() -> Sql:

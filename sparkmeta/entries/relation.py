@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.session import MapFunction
+    from sparkmeta.storage.files import FileAccess
 
 Relation: TypeAlias = "pa.Table | DataFrame"
 Rows = TypeVar("Rows", bound="Relation")
 
 _MATCHES = "entries_with_the_key"
+_COUNT = "rows_with_the_key"
 
 
 class HasSession(Protocol):
@@ -31,6 +33,22 @@ class HasSession(Protocol):
 
     @property
     def spark(self) -> SparkSession: ...
+
+
+class HasAccess(HasSession, Protocol):
+    """An object that also tells whether there is a session at all."""
+
+    @property
+    def access(self) -> FileAccess: ...
+
+
+# Maximum number of rows that are collected on the driver.
+FEW_ROWS = 20_000
+
+
+def is_few(count: int) -> bool:
+    """Return whether this number of rows is collected on the driver."""
+    return count <= FEW_ROWS
 
 
 def frame_of(rows: Relation, source: HasSession) -> DataFrame:
@@ -76,6 +94,17 @@ def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) 
 def totals(rows: Relation, aggregates: Sequence[Aliased]) -> dict[str, Any]:
     """Return aggregates of all rows by their names; see `grouped`. For many rows, runs a job."""
     return dict(head(grouped(rows, [], aggregates), 1).to_pylist()[0])
+
+
+def some_columns(rows: Rows, columns: Iterable[str]) -> Rows:
+    """Return the columns with the given names, without the names that the rows lack."""
+    present = [name for name in columns if name in names(rows)]
+    return cast("Rows", rows.select(present) if isinstance(rows, pa.Table) else rows.select(*present))
+
+
+def columns_of(rows: Rows, paths: Mapping[str, str]) -> Rows:
+    """Return columns by new name -> path."""
+    return select(rows, [sql.col(path).alias(name) for name, path in paths.items()])
 
 
 def exploded(rows: Rows, column: str) -> Rows:
@@ -155,6 +184,50 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
     return rows.join(named, is_same, "left_anti" if absent else "left_semi")
 
 
+def among(rows: Rows, column: str, values: pa.Array, *, absent: bool = False) -> Rows:
+    """Return the rows whose value of a column is among values, or with `absent` the other rows, without nulls."""
+    if isinstance(rows, pa.Table):
+        is_among = pc.is_in(whole(rows.column(column)), values)
+        return cast("Rows", rows.filter(pc.invert(is_among) if absent else is_among))
+    others = selectable_frame(rows.sparkSession, pa.table({_MATCHES: values}))
+    return cast("Rows", rows.join(others, rows[column] == others[_MATCHES], "left_anti" if absent else "left_semi"))
+
+
+def distinct(rows: Relation, columns: Sequence[str]) -> pa.Table:
+    """Return the distinct values of columns, in memory. For a DataFrame, runs a job."""
+    if isinstance(rows, pa.Table):
+        return rows.group_by([*columns], use_threads=False).aggregate([]).select([*columns])
+    return rows.select(*columns).distinct().toArrow()
+
+
+def elements(rows: Relation, column: str) -> set[Any]:
+    """Return the distinct elements of the lists in a column. For a DataFrame, runs a job."""
+    if isinstance(rows, pa.Table):
+        return {*whole(rows.column(column)).flatten().to_pylist()}
+    exploded_lists = rows.selectExpr(f"explode({column}) AS {_MATCHES}").distinct()
+    return {*exploded_lists.toArrow().column(0).to_pylist()}
+
+
+def repeated(rows: Relation, columns: Sequence[str]) -> dict[str, Any] | None:
+    """Return a key that several rows have; None if there is none. For many rows, runs jobs.
+
+    Args:
+        rows: the rows. Many are computed twice.
+        columns: the columns of the key.
+    """
+    if isinstance(rows, pa.Table):
+        counts = rows.group_by([*columns]).aggregate([([], "count_all")])
+        return first(counts.filter(pc.greater(counts.column("count_all"), 1)).drop_columns(["count_all"]))
+    from pyspark.sql import functions as F
+
+    # Spark shuffles hashes much faster than paths, and few keys are left to compare.
+    hashes = rows.select(F.xxhash64(*columns).alias(_MATCHES))
+    suspects = F.broadcast(hashes.groupBy(_MATCHES).agg(F.count("*").alias(_COUNT)).where(f"{_COUNT} > 1"))
+    suspected = rows.select(*columns).join(suspects, F.xxhash64(*columns) == F.col(_MATCHES), "left_semi")
+    counted = suspected.groupBy(*columns).agg(F.count("*").alias(_COUNT))
+    return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
+
+
 def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
     return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)
 
@@ -195,6 +268,20 @@ def collected(rows: Relation) -> pa.Table:
     return rows if isinstance(rows, pa.Table) else rows.toArrow()
 
 
+def few(rows: Relation, source: HasAccess) -> pa.Table | None:
+    """Return rows as a table; None if there are many, unless there is no Spark. For a DataFrame, runs a job."""
+    if isinstance(rows, pa.Table) and source.access.alone:
+        return rows
+    first_rows = head(rows, FEW_ROWS + 1)
+    return first_rows if is_few(len(first_rows)) else None
+
+
+def few_or_many(rows: Relation, source: HasAccess) -> Relation:
+    """Return rows as a table if there are few; otherwise compute them once. For a DataFrame, runs jobs."""
+    few_rows = few(rows, source)
+    return materialize(frame_of(rows, source)) if few_rows is None else few_rows
+
+
 def largest(rows: Relation, columns: Sequence[str], count: int) -> pa.Table:
     """Return the first rows in descending order of columns, in memory. For a DataFrame, runs a job."""
     if isinstance(rows, pa.Table):
@@ -213,6 +300,22 @@ def tail(rows: Relation, count: int) -> pa.Table:
     return table.slice(max(0, len(table) - count))
 
 
+def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
+    """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
+    matches = rows if condition is None else where(rows, condition)
+    return next(iter(head(matches, 1).to_pylist()), None)
+
+
+def has_rows(rows: Relation) -> bool:
+    """Return whether there are rows. Uses `collect`, which starts no job for local rows such as a root's."""
+    return bool(len(rows) if isinstance(rows, pa.Table) else rows.select(rows.columns[0]).limit(1).collect())
+
+
+def nothing(rows: Rows) -> Rows:
+    """Return an empty relation with the same columns."""
+    return cast("Rows", rows.slice(0, 0) if isinstance(rows, pa.Table) else rows.limit(0))
+
+
 def names(rows: Relation) -> list[str]:
     """Return the names of the columns."""
     return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
@@ -228,6 +331,13 @@ def union(left: Relation, right: Relation, source: HasSession) -> Relation:
     if isinstance(left, pa.Table) and isinstance(right, pa.Table):
         return pa.concat_tables([left, right], promote_options="default")
     return frame_of(left, source).unionByName(frame_of(right, source), allowMissingColumns=True)
+
+
+def united(relations: Sequence[Relation], source: HasSession) -> list[Relation]:
+    """Return the union of relations as a list; empty for no relations. All rows are few if all relations are."""
+    if relations and all(isinstance(rows, pa.Table) for rows in relations):
+        return [pa.concat_tables(relations, promote_options="permissive").combine_chunks()]
+    return [*at_most_one([frame_of(rows, source) for rows in relations])]
 
 
 def at_most_one(frames: Sequence[DataFrame]) -> list[DataFrame]:

@@ -19,12 +19,21 @@ from pyiceberg.types import IntegerType
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
-from sparkmeta.commit.relation import select as columns_of
-from sparkmeta.commit.relation import some_columns
 from sparkmeta.entries import relation
 from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
-from sparkmeta.entries.relation import beside, collected, computed, exploded, grouped, select, totals, where
+from sparkmeta.entries.relation import (
+    beside,
+    collected,
+    columns_of,
+    computed,
+    exploded,
+    grouped,
+    select,
+    some_columns,
+    totals,
+    where,
+)
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.inspect.moments import moments
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS

@@ -16,8 +16,20 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.relation import FEW_FILES, first, is_few, some_columns
-from sparkmeta.entries.relation import computed, grouped, head, mapped, matching, union, where, with_columns
+from sparkmeta.entries.relation import (
+    FEW_ROWS,
+    computed,
+    first,
+    grouped,
+    head,
+    is_few,
+    mapped,
+    matching,
+    some_columns,
+    union,
+    where,
+    with_columns,
+)
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
 from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
@@ -225,13 +237,13 @@ def walked_files(state: TableState, reader: ExecutorReader, location: str, hidde
 def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
     """List the files below a location on the driver; None if there are many folders or files."""
     levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
-    most = FEW_FILES if is_local(location) else _MOST_STORED
+    most = FEW_ROWS if is_local(location) else _MOST_STORED
     is_visible = ~finds(name_of(sql.col("path")), hidden)
     while len(folders):
         listed += len(folders)
         if listed > most:
             return None
-        level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_FILES), WALKED)
+        level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_ROWS), WALKED)
         levels.append(level.filter(pc.invert(level.column("is_folder"))))
         if not is_few(sum(map(len, levels))):
             return None

@@ -15,16 +15,17 @@ from pyspark.sql import functions as F
 
 from sparkmeta.checks import Options, Rule, one_of, option
 from sparkmeta.columns import sql
-from sparkmeta.commit.relation import first, some_columns
 from sparkmeta.entries import relation
 from sparkmeta.entries.relation import (
     collected,
     computed,
+    first,
     frame_of,
     grouped,
     head,
     pairs,
     select,
+    some_columns,
     where,
     with_columns,
 )

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from sparkmeta.changes.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges
 from sparkmeta.checks import option
 from sparkmeta.entries.projection import PARTITION
-from sparkmeta.entries.relation import at_most_one
+from sparkmeta.entries.relation import at_most_one, frame_of
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.files import refuse_unknown_transforms
 from sparkmeta.inspect.partition_statistics import rows_of_file, statistics_file, statistics_schema
@@ -106,7 +106,7 @@ def _removed(state: TableState) -> list[DataFrame]:
         changes = changes_since(state, [snapshot])
     except (NoSuchSnapshotError, ValidationError):
         return []
-    return [frame for content in _CONTENTS for frame in changes.removed(content)]
+    return [frame_of(rows, state) for content in _CONTENTS for rows in changes.removed(content)]
 
 
 def incremental_sums(state: TableState, base: Base, changes: EntryChanges) -> DataFrame:

@@ -11,8 +11,7 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns import sql
-from sparkmeta.commit.relation import first
-from sparkmeta.entries.relation import computed, frame_of, grouped, matching, select, union, where
+from sparkmeta.entries.relation import computed, first, frame_of, grouped, matching, select, union, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.manifests import driver_reads_lists
 from sparkmeta.inspect.metadata_rows import driver_opens

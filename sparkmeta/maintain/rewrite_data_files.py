@@ -21,10 +21,9 @@ from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions, check_snapshot_options
-from sparkmeta.commit.relation import some_columns
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.relation import frame_of, union, where
+from sparkmeta.entries.relation import frame_of, some_columns, union, where
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups

@@ -20,9 +20,8 @@ from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
-from sparkmeta.commit.relation import first, is_kind, some_columns
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import matching, names, select, where
+from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.relation import first, matching, names, select, some_columns, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global

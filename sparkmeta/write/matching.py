@@ -19,9 +19,8 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
-from sparkmeta.commit.relation import few_or_many, has_rows, is_kind, some_columns
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import matching, names, select, where
+from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.relation import few_or_many, has_rows, matching, names, select, some_columns, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition

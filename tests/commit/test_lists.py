@@ -336,7 +336,7 @@ def test_a_vector_has_the_positions_of_older_position_deletes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
 ) -> None:
     """Readers of the vector skip the position delete files of an upgraded table, whose rows would come back."""
-    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
+    monkeypatch.setattr("sparkmeta.entries.relation.FEW_ROWS", few)
     table = change(new_table(spark, tmp_path), data_files(spark, 0, 1))
     with table.transaction() as tx:
         deletes = position_file(spark, tmp_path / "p.parquet", "/data/f0", 1, 3, names=names)

@@ -30,7 +30,7 @@ def table(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> sm.Table:
     direct, few = LAYOUTS[request.param]
-    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
+    monkeypatch.setattr("sparkmeta.entries.relation.FEW_ROWS", few)
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     limits = {"write.tree.direct-files": str(direct)}
     empty = catalog.create_table("db.t", SCHEMA, SPEC, properties=limits, format_version=4, spark=spark)

@@ -242,7 +242,7 @@ def test_partitions_of_floats_are_equal_by_their_bits(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, few: int
 ) -> None:
     """Spark groups -0.0 with 0.0, and Python distinguishes one NaN from another."""
-    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
+    monkeypatch.setattr("sparkmeta.entries.relation.FEW_ROWS", few)
     schema, spec = (
         Schema(NestedField(1, "x", DoubleType())),
         PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x")),
@@ -277,7 +277,7 @@ def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(table: sm.T
 def test_an_unpartitioned_file_among_many_partitions_replaces_everything(
     table: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", 1)
+    monkeypatch.setattr("sparkmeta.entries.relation.FEW_ROWS", 1)
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, part="other")))
     table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())
     unpartitioned = table.spec().spec_id
