@@ -74,7 +74,7 @@ def figure(title: str, note: str, picture: str) -> str:
     return f'<figure style="margin:0"><figcaption>{texts}</figcaption>{picture}</figure>'
 
 
-def alone(picture: str) -> str:
+def standalone(picture: str) -> str:
     """Return a chart with colours of its own, for a file or an image."""
     return picture.replace('style="', f'style="{_ALONE};', 1)
 

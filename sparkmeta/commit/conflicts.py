@@ -24,11 +24,11 @@ from sparkmeta.entries.relation import (
     distinct,
     elements,
     first,
-    frame_of,
     has_rows,
     matching,
     names,
     repeated,
+    select,
     some_columns,
     union,
     where,
@@ -52,7 +52,6 @@ from sparkmeta.snapshot.search import (
     search_all,
 )
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
-from sparkmeta.storage.location import normalize
 from sparkmeta.storage.reading import location_key
 
 if TYPE_CHECKING:
@@ -199,19 +198,14 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
     changes = changes_matching(head, history, AlwaysTrue())
     new_data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
     for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
-        if duplicate := first(_same_paths(new_data, others, state)):
+        if duplicate := first(_same_paths(new_data, others)):
             raise _already_there(state, duplicate["location"])
 
 
-def _same_paths(files: Relation, others: Relation, state: TableState) -> Relation:
+def _same_paths(files: Relation, others: Relation) -> Relation:
     """Return the `location` of files that are also in `others`, however their paths are spelled."""
-    if isinstance(files, pa.Table) and isinstance(others, pa.Table):
-        theirs = {*map(normalize, others.column("location").to_pylist())}
-        paths = files.select(["location"])
-        return paths.filter(pa.array([normalize(path) in theirs for path in paths[0].to_pylist()], pa.bool_()))
-    keys = frame_of(others, state).select(location_key(sql.col("location")).alias("key").column())
-    paths = frame_of(files, state).select("location")
-    return paths.join(keys, location_key(sql.col("location")).column() == F.col("key"), "left_semi")
+    key = location_key(sql.col("location")).alias("key")
+    return matching(select(files, [*sql.columns("location"), key]), select(others, [key]), {"key": "key"})
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:

@@ -18,7 +18,16 @@ from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows
 from sparkmeta.commit.leaves import few_entries, leaf_frame
 from sparkmeta.entries.arrays import entry_count, identities, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.entries.relation import few_or_many, first, frame_of, is_few, some_columns
+from sparkmeta.entries.relation import (
+    few_or_many,
+    first,
+    is_few,
+    matching,
+    names,
+    select,
+    some_columns,
+    with_columns,
+)
 from sparkmeta.entries.tally import Tally
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.spark import entry_columns
@@ -154,13 +163,9 @@ def replaced_partitions(state: TableState, files: Relation) -> Relation | None:
 
 def in_partitions(state: TableState, entries: Relation, partitions: Relation) -> Relation:
     """Return the entries in partitions, which have the columns of `new_partitions`."""
-    if isinstance(entries, pa.Table) and isinstance(partitions, pa.Table):
-        known_keys = partitions_of(partitions, state)
-        return entries.filter(pa.array([key in known_keys for key in partition_keys(entries, state)], pa.bool_()))
-    keys = frame_of(partitions, state).select(partition_key(state).alias(_PARTITION_KEY).column())
-    is_same = partition_key(state).eqNullSafe(sql.col(_PARTITION_KEY)).column()
-    is_small = isinstance(partitions, pa.Table)
-    return frame_of(entries, state).join(F.broadcast(keys) if is_small else keys, is_same, "left_semi")
+    key = partition_key(state).alias(_PARTITION_KEY)
+    of_partitions = matching(with_columns(entries, key), select(partitions, [key]), {_PARTITION_KEY: _PARTITION_KEY})
+    return some_columns(of_partitions, names(entries))
 
 
 def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:

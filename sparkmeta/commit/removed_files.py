@@ -38,6 +38,7 @@ from sparkmeta.entries.relation import (
     matching,
     nothing,
     repeated,
+    select,
     some_columns,
     union,
     where,
@@ -289,12 +290,8 @@ def _find(state: TableState, files: Relation, searches: Searches, *, only_live_d
 
 
 def _names(files: Relation) -> Relation:
-    if isinstance(files, pa.Table):
-        offset = files.column("content_offset") if "content_offset" in files.column_names else None
-        offsets = pa.nulls(len(files), pa.int64()) if offset is None else offset
-        return pa.table({_PATH: files.column("file_path"), _OFFSET: offsets})
-    offset = F.col("content_offset") if "content_offset" in files.columns else F.lit(None).cast("long")
-    return files.select(F.col("file_path").alias(_PATH), offset.alias(_OFFSET))
+    offset = sql.col("content_offset") if "content_offset" in relation.names(files) else sql.lit(None).cast("bigint")
+    return select(files, [sql.col("file_path").alias(_PATH), offset.alias(_OFFSET)])
 
 
 def _few_entries(

@@ -141,7 +141,7 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
 
     Args:
         rows: the rows.
-        others: rows of other columns with unique keys.
+        others: rows of other columns with unique keys. Few of them are sent to each task.
         left: the key of `rows`. If it is a struct, nulls in it are equal.
         right: the key of `others`.
     """
@@ -151,7 +151,7 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
         if isinstance(rows, pa.Table):
             rows = selectable_frame(others.sparkSession, rows)
         if isinstance(others, pa.Table):
-            others = selectable_frame(rows.sparkSession, others)
+            others = F.broadcast(selectable_frame(rows.sparkSession, others))
         return rows.join(others, F.col(left) == F.col(right), "left")
     matches = others.take(evaluate.index_in(whole(rows.column(left)), whole(others.column(right))))
     return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
@@ -168,6 +168,12 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
         absent: whether to return the rows whose key is not in the others.
     """
     if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
+        if len(keys) == 1:
+            key, other_key = (
+                evaluate.values(table, sql.col(*path)) for table, path in ((rows, keys), (others, keys.values()))
+            )
+            has_match = evaluate.index_in(key, other_key).is_valid()
+            return rows.filter(pc.invert(has_match) if absent else has_match)
         other_keys = set(_values(others, keys.values()))
         return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
     from pyspark.sql import functions as F

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.charts import alone
+from sparkmeta.charts import standalone
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, text_of
@@ -49,7 +49,7 @@ class Drawing(Excerpt):
     @cached_property
     def svg(self) -> str:
         """The tree as an SVG document, in the style of the V4 proposal's figures."""
-        return alone(svg_of(self))
+        return standalone(svg_of(self))
 
     def save(self, path: str | Path) -> None:
         """Write the drawing to a local file: text if its name ends with `.txt`, else SVG."""

@@ -20,7 +20,7 @@ from sparkmeta.columns.conditions import identity
 from sparkmeta.entries.arrays import FILE_COUNTS, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
-from sparkmeta.entries.relation import beside, frame_of, grouped, select, where, with_columns
+from sparkmeta.entries.relation import beside, collected, frame_of, grouped, select, where, with_columns
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
@@ -138,7 +138,7 @@ def all_entries_of(
         raise UnsupportedError(
             f"{state.metadata.location}: Spark's own sources can't read the files of all snapshots of a metadata tree"
         )
-    listed = manifests if isinstance(manifests, pa.Table) else manifests.toArrow()
+    listed = collected(manifests)
     columns = [
         listed[field.name].cast(field.type) if field.name in listed.column_names else pa.nulls(len(listed), field.type)
         for field in MANIFEST_FILE_SCHEMA
@@ -237,10 +237,7 @@ def partitions(state: TableState) -> MetadataRows:
     read = read_entries(state, manifests, state.projection(_COLUMNS), MOST_ENTRIES)
     snapshot_id = sql.col("version_info.snapshot_id").alias(_ADDED_BY)
     live = with_columns(where(read, is_live_entry()), snapshot_id)
-    snapshots: Relation = _snapshots(state)
-    if not isinstance(live, pa.Table):
-        snapshots = F.broadcast(frame_of(snapshots, state))
-    known = beside(live, snapshots, _ADDED_BY, "snapshot_id")
+    known = beside(live, _snapshots(state), _ADDED_BY, "snapshot_id")
     rows = select(grouped(known, _keys(state), _aggregates(state)), _result(state))
     return MetadataRows(state, rows, partitions_type(state))
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.entries.evaluate import typed
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import collected, frame_of
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS, MOST_REQUESTS_UNSTARTED, ManifestLoad, Placement
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
@@ -53,8 +53,7 @@ class MetadataRows:
     def table(self) -> pa.Table:
         """Return the rows in memory. Runs a job unless the driver has read them."""
         with translated_errors():
-            rows = self.rows if isinstance(self.rows, pa.Table) else self.rows.toArrow()
-        return typed(rows, arrow_schema(self.row_type))
+            return typed(collected(self.rows), arrow_schema(self.row_type))
 
 
 def read_entries(state: TableState, manifests: pa.Table, projection: EntryProjection, most_entries: int) -> Relation:
@@ -95,8 +94,7 @@ def read_files(
     if state.access.tasks is None:
         from sparkmeta.storage.reading import with_content
 
-        listed = files if isinstance(files, pa.Table) else files.toArrow()
-        return map_arrow(with_content(state.spark, listed), rows.read_contents, row_type)
+        return map_arrow(with_content(state.spark, collected(files)), rows.read_contents, row_type)
     is_table = isinstance(files, pa.Table)
     frame = local_frame(state.spark, files) if is_table else files.repartition(read_tasks(state.spark, most_files))
     return map_arrow(frame, partial(rows.read, state.access.tasks), row_type)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkmeta.charts import Span, alone, figure, overlap_map
+from sparkmeta.charts import Span, figure, overlap_map, standalone
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import leaf_ranges
@@ -59,7 +59,7 @@ class LeafMap:
     @property
     def svg(self) -> str:
         """The map as an SVG document. The part of a bar that is orange is the share of masked entries."""
-        return alone(self._chart)
+        return standalone(self._chart)
 
     def save(self, path: str | Path) -> None:
         """Write the SVG document to a local file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +11,18 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns import sql
-from sparkmeta.entries.relation import computed, first, frame_of, grouped, matching, select, union, where
+from sparkmeta.entries.relation import (
+    collected,
+    computed,
+    distinct,
+    first,
+    frame_of,
+    grouped,
+    matching,
+    select,
+    union,
+    where,
+)
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.manifests import driver_reads_lists
 from sparkmeta.inspect.metadata_rows import driver_opens
@@ -95,8 +106,6 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         if first(other_manifests) is None or first(unneeded, is_data) is None:
             return unneeded
         listed = _content_files(state, other_manifests, PATHS)
-        if not isinstance(listed, pa.Table):
-            unneeded = frame_of(unneeded, state)
         return computed(matching(unneeded, listed, {"path": "path"}, absent=True))
 
 
@@ -114,7 +123,7 @@ def count_files(files: Relation) -> FileCounts:
     counted = grouped(files, sql.columns("content"), sql.named(counts))
     # Without checkpoints, the job also computes which files these are.
     with translated_errors():
-        listed = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()
+        listed = collected(counted).sort_by("content").to_pylist()
     rows = {row["content"]: row for row in listed}
     missing = rows.pop(MISSING, None)
     return FileCounts(
@@ -164,9 +173,9 @@ def _needed(state: TableState, manifests: Relation) -> Relation:
     if state.has_trees:
         return readable
     with_files = where(readable, _HAS_LIVE)
-    expired = _distinct(where(with_files, ~sql.col("retained")), ["kind", "spec_id"])
-    of_kinds = where(with_files, sql.col("kind").isin({kind for kind, _ in expired}))
-    specs = {spec_id for kind, spec_id in expired if kind == _DATA_KIND}
+    expired = distinct(where(with_files, ~sql.col("retained")), ["kind", "spec_id"]).to_pylist()
+    of_kinds = where(with_files, sql.col("kind").isin({row["kind"] for row in expired}))
+    specs = {row["spec_id"] for row in expired if row["kind"] == _DATA_KIND}
     if len(specs) != 1:
         return of_kinds
     is_comparable = (sql.col("kind") == _DATA_KIND) & sql.col("spec_id").eqNullSafe(*specs)
@@ -214,13 +223,6 @@ def _columns(rows: Relation, names: Sequence[str]) -> Relation:
     return select(rows, sql.columns(*names))
 
 
-def _distinct(rows: Relation, names: Sequence[str]) -> set[tuple[Any, ...]]:
-    """Return the distinct values of columns. For many rows, runs a job."""
-    if isinstance(rows, pa.Table):
-        return set(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
-    return {tuple(row) for row in rows.select(*names).distinct().collect()}
-
-
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
     """Return the ids of the partition specs of the retained snapshots' manifests. May run a job.
 
@@ -230,7 +232,7 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
     if state.has_trees:
         return None
     manifests = where(_listed(state, expired), sql.col("retained") & sql.col("spec_id").isNotNull())
-    return {spec_id for (spec_id,) in _distinct(manifests, ["spec_id"])}
+    return set(distinct(manifests, ["spec_id"]).column(0).to_pylist())
 
 
 def _listed(state: TableState, expired: Collection[int]) -> Relation:

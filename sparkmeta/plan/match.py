@@ -187,8 +187,8 @@ def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
     coplanned_data = coplanned_entries(scan_filter, coplanned, projection)
     data = matching_entries(coplanned_data, scan_filter, deletes.equality_ids)
     if len(choice.data):
-        alone = data_entries(scan_filter, choice.data, projection, placement, deletes.equality_ids)
-        data = union(data, alone, scan_filter.state)
+        others = data_entries(scan_filter, choice.data, projection, placement, deletes.equality_ids)
+        data = union(data, others, scan_filter.state)
     return ScanEntries(choice, data, deletes)
 
 

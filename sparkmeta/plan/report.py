@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.types import PrimitiveType, StructType
-from pyspark.sql import functions as F
 
 from sparkmeta.charts import Row, figure, row_bars
+from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import sanitized_json
 from sparkmeta.entries.arrays import is_live_entry
-from sparkmeta.entries.relation import where
+from sparkmeta.entries.relation import totals
 from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
 from sparkmeta.plan.prune import PrunedManifests
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyiceberg.schema import Schema
-    from pyspark.sql import Column
 
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.filter import ScanFilter
 
@@ -271,43 +272,28 @@ def _count_entries(pruned: PrunedManifests) -> EntryCounts:
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.relation(pruned.data, every_entry)
     conditions = (is_live_entry(), tuple_matches(scan_filter), stats_match(scan_filter))
-    if isinstance(entries, pa.Table):
-        counts = [len(entries)]
-        for condition in conditions:
-            entries = where(entries, condition)
-            counts.append(len(entries))
-        scanned, are_live, of_partitions, planned = counts
-        return EntryCounts(scanned, scanned - are_live, are_live - of_partitions, of_partitions - planned, planned)
-    live, tuples, stats = (condition.column() for condition in conditions)
-    row = entries.agg(
-        F.count("*").alias("scanned"),
-        _count_if(~live).alias("skipped_deleted"),
-        _count_if(live & ~tuples).alias("skipped_by_partition"),
-        _count_if(live & tuples & ~stats).alias("skipped_by_stats"),
-        _count_if(live & tuples & stats).alias("planned"),
-    ).first()
-    assert row is not None
-    return EntryCounts(**row.asDict())
-
-
-def _count_if(condition: Column) -> Column:
-    return F.count(F.when(condition, 1))
+    live, tuples, stats = conditions
+    counts = {
+        "scanned": sql.call("sum", 1),
+        "skipped_deleted": sql.count_if(~live),
+        "skipped_by_partition": sql.count_if(live & ~tuples),
+        "skipped_by_stats": sql.count_if(live & tuples & ~stats),
+        "planned": sql.count_if(live & tuples & stats),
+    }
+    return EntryCounts(**_totals(entries, counts))
 
 
 def _count_planned(choice: Choice) -> dict[str, int]:
     files = planned_files(choice)
-    if isinstance(files, pa.Table):
-        deletes = pc.list_value_length(files.column(DELETES))
-        return {
-            "planned_bytes": pc.sum(files.column("file_size_in_bytes"), min_count=0).as_py(),
-            "files_with_deletes": pc.sum(pc.greater(deletes, 0), min_count=0).as_py(),
-            "delete_files": pc.sum(deletes, min_count=0).as_py(),
-        }
-    row = files.agg(
-        F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
-        _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
-        F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
-    ).first()
-    assert row is not None
-    counts: dict[str, int] = row.asDict()
-    return counts
+    deletes = sql.size(sql.col(DELETES))
+    counts = {
+        "planned_bytes": sql.call("sum", sql.col("file_size_in_bytes")),
+        "files_with_deletes": sql.count_if(deletes > 0),
+        "delete_files": sql.call("sum", deletes),
+    }
+    return _totals(files, counts)
+
+
+def _totals(rows: Relation, counts: Mapping[str, Sql]) -> dict[str, int]:
+    """Return sums by their names; 0 for no rows."""
+    return {name: count or 0 for name, count in totals(rows, sql.named(counts)).items()}

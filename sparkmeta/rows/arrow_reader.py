@@ -325,7 +325,7 @@ def _row_type(
     for column in metadata:
         row_type.add(f"c{len(row_type)}", metadata_type(column, state))
     for leaf in leaves:
-        row_type.add(_leaf_name(leaf.id), spark_type_of(leaf.alone().kind))
+        row_type.add(_leaf_name(leaf.id), spark_type_of(leaf.unnested().kind))
     return row_type
 
 
@@ -406,6 +406,6 @@ def _leaf_value(leaves: Mapping[int, ComparedField]) -> Callable[[int], Sql]:
 
     def value(field_id: int) -> Sql:
         column = sql.col(_leaf_name(field_id))
-        return uuid_value(column) if leaves[field_id].alone().column.type == "uuid" else column
+        return uuid_value(column) if leaves[field_id].unnested().column.type == "uuid" else column
 
     return value

@@ -111,7 +111,7 @@ class ComparedField:
     column: IcebergColumn
     kind: pa.DataType
 
-    def alone(self) -> ComparedField:
+    def unnested(self) -> ComparedField:
         """Return the leaf without its enclosing structs."""
         column, kind = self.column, self.kind
         while column.id != self.id:

@@ -225,7 +225,7 @@ class DeleteReader:
             raise CorruptFileError(delete["file_path"], "equality_ids", min(unknown), problem)
         leaves = [self._leaves[field_id] for field_id in ids]
         batches = self._batches(delete, leaves)
-        empty_columns = [pa.nulls(0, leaf.alone().kind) for leaf in leaves]
+        empty_columns = [pa.nulls(0, leaf.unnested().kind) for leaf in leaves]
         columns = [pa.concat_arrays(parts) for parts in zip(empty_columns, *batches, strict=True)]
         return columns, len(columns[0])
 
@@ -234,7 +234,7 @@ class DeleteReader:
         location = delete["file_path"]
         file = open_data_file(self._reader, location, delete["file_format"])
         at_top = {column.id for column in file.columns}
-        leaves = [leaf.alone() if leaf.id in at_top else leaf for leaf in leaves]
+        leaves = [leaf.unnested() if leaf.id in at_top else leaf for leaf in leaves]
         columns = [leaf.column for leaf in leaves]
         sources = resolve(file.columns, columns, location)
         for leaf, source in zip(leaves, sources, strict=True):

@@ -21,7 +21,7 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
 from sparkmeta.entries.arrays import is_kind, whole
-from sparkmeta.entries.relation import first, matching, names, select, some_columns, where
+from sparkmeta.entries.relation import collected, distinct, first, matching, names, select, some_columns, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
@@ -383,7 +383,7 @@ class _FileWriter(_Writer):
         files = select(entries, [sql.col("location").alias("file_path"), data_path().alias("data_path")])
         named = pa.table({"file_path": paths.unique()})
         bounded = matching(where(files, sql.col("data_path").isNotNull()), named, {"file_path": "file_path"})
-        return bounded if isinstance(bounded, pa.Table) else bounded.toArrow()
+        return collected(bounded)
 
 
 def _units(deletes: pa.Table) -> pa.Table:
@@ -587,8 +587,7 @@ def _live_specs(state: TableState) -> set[int]:
         return set(manifests.column("partition_spec_id").to_pylist())
     projection = state.projection(("version_info", "content_type", "partition_spec_id"))
     data = where(live_relation(state, manifests, projection), is_kind(ContentType.DATA))
-    specs = some_columns(data, ["partition_spec_id"])
-    return set(pc.unique((specs if isinstance(specs, pa.Table) else specs.distinct().toArrow()).column(0)).to_pylist())
+    return set(distinct(data, ["partition_spec_id"]).column(0).to_pylist())
 
 
 def _target(state: TableState, spec_id: int) -> TableState:

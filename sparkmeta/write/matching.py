@@ -20,7 +20,7 @@ from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
 from sparkmeta.entries.arrays import is_kind, whole
-from sparkmeta.entries.relation import few_or_many, has_rows, matching, names, select, some_columns, where
+from sparkmeta.entries.relation import distinct, few_or_many, has_rows, matching, names, select, some_columns, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
@@ -203,10 +203,9 @@ class Matching:
         """
         if not self.has_parts:
             return pa.array([], pa.string())
-        if (masks or self.reads_on_driver) and isinstance(self.masks, pa.Table):
-            return self.masks.column("data_path").unique()
-        paths = self.masks.select("data_path") if masks else self.positions.select(FILE)
-        return whole(paths.distinct().toArrow().column(0))
+        if masks or self.reads_on_driver:
+            return whole(distinct(self.masks, ["data_path"]).column(0))
+        return whole(distinct(self.positions, [FILE]).column(0))
 
     def planned(self, paths: pa.Array) -> PlannedFiles:
         """Return some of the partly matching files with their deletes."""
