@@ -21,7 +21,7 @@ from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.terms import SchemaFields, has_transforms
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import exploded, frame_of
 from sparkmeta.errors import (
     InvalidArgumentError,
     InvalidFilterError,
@@ -32,7 +32,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.plan.choose import Choice, Readings, choose, readings
-from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
+from sparkmeta.plan.files import count_files, in_memory, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.tasks import (
@@ -40,7 +40,6 @@ from sparkmeta.plan.tasks import (
     SplitPlanning,
     partition_json,
     plan_tasks,
-    splits_of,
     task_json,
     task_type,
 )
@@ -604,8 +603,7 @@ class Scan:
         Raises:
             ValidationError: as `plan_files_arrow`.
         """
-        tasks = self.planned_tasks()
-        return tasks if isinstance(tasks, pa.Table) else collected(tasks, task_type(plan_schema(self._filter.state)))
+        return in_memory(self.planned_tasks(), task_type(plan_schema(self._filter.state)))
 
     def planned_tasks(self) -> Relation:
         """Return the rows of `plan_tasks`, as an Arrow table in memory if the driver plans them."""
@@ -632,14 +630,13 @@ class Scan:
         """
         from pyspark.sql.types import StructType
 
-        tasks = self.planned_task_json()
-        return tasks if isinstance(tasks, pa.Table) else collected(tasks, StructType().add("task", "string"))
+        return in_memory(self.planned_task_json(), StructType().add("task", "string"))
 
     def planned_task_json(self) -> Relation:
         """Return the rows of `plan_task_json`, as an Arrow table in memory if the driver plans them."""
         state = self._filter.state
         tasks = self._tasks(partition_json(state).alias(PARTITION_JSON))
-        return task_json(splits_of(tasks), state, self.projection())
+        return task_json(exploded(tasks, "tasks"), state, self.projection())
 
     @property
     def is_planned_by_driver(self) -> bool:

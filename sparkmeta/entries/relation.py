@@ -16,6 +16,7 @@ from sparkmeta.session import map_arrow, map_on_driver, materialize, selectable_
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.session import MapFunction
@@ -114,7 +115,7 @@ def exploded(rows: Rows, column: str) -> Rows:
     return cast("Rows", rows.selectExpr(f"explode({column}) AS {column}").select(f"{column}.*"))
 
 
-def mapped(rows: Relation, function: MapFunction, schema: pa.Schema) -> Relation:
+def mapped(rows: Relation, function: MapFunction, schema: pa.Schema | StructType) -> Relation:
     """Apply a function to batches of rows, on the driver or, for a DataFrame, lazily in tasks.
 
     Args:
@@ -191,11 +192,14 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
 
 
 def among(rows: Rows, column: str, values: pa.Array, *, absent: bool = False) -> Rows:
-    """Return the rows whose value of a column is among values, or with `absent` the other rows, without nulls."""
+    """Return the rows whose value of a column is among values, or with `absent` the other rows.
+
+    Spark sends the values to each task.
+    """
     if isinstance(rows, pa.Table):
         is_among = pc.is_in(whole(rows.column(column)), values)
         return cast("Rows", rows.filter(pc.invert(is_among) if absent else is_among))
-    others = selectable_frame(rows.sparkSession, pa.table({_MATCHES: values}))
+    others = broadcast(selectable_frame(rows.sparkSession, pa.table({_MATCHES: values})))
     return cast("Rows", rows.join(others, rows[column] == others[_MATCHES], "left_anti" if absent else "left_semi"))
 
 
@@ -243,10 +247,12 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
 
     Args:
         rows: the rows.
-        others: rows of other columns, except for the key. They are few if `rows` are.
+        others: rows of other columns, except for the key. They are few if `rows` are. Few are sent to each task.
         key: the column to compare.
     """
     if not isinstance(rows, pa.Table):
+        if isinstance(others, pa.Table):
+            others = broadcast(selectable_frame(rows.sparkSession, others))
         return rows.join(others, key)
     assert isinstance(others, pa.Table)
     sides = {"left": rows, "right": others}

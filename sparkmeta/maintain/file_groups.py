@@ -15,14 +15,14 @@ from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.options import BranchOptions
-from sparkmeta.entries.relation import broadcast, collected, grouped, pairs, union, where, with_columns
+from sparkmeta.entries.relation import collected, grouped, pairs, union, where, with_columns
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.rewrite_tasks import Packing
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.planned import PARTITION_KEY, RowPlan, names_file, plan_rows
-from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.session import map_arrow, materialize
 from sparkmeta.write.options import WriteOptions
 
 if TYPE_CHECKING:
@@ -369,7 +369,4 @@ class FileGroups:
         """
         names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
         table = self.groups.select(names).slice(start, None if end is None else end - start)
-        groups, files = table.rename_columns([*names[:-1], "group_bytes"]), self._chosen[1]
-        if isinstance(files, pa.Table):
-            return pairs(files, groups, _GROUP)
-        return pairs(files, broadcast(local_frame(self.state.spark, groups)), _GROUP)
+        return pairs(self._chosen[1], table.rename_columns([*names[:-1], "group_bytes"]), _GROUP)

@@ -299,9 +299,7 @@ def with_local_status(files: Relation) -> Relation:
     Args:
         files: `FILES`, and other columns.
     """
-    if isinstance(files, pa.Table):
-        return map_on_driver(files, _statuses, files.schema, runs=True)
-    return map_arrow(files, _statuses, files.schema)
+    return mapped(files, _statuses, files.schema)
 
 
 def _statuses(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

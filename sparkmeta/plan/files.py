@@ -46,8 +46,8 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.entries.relation import collected, frame_of, select
 from sparkmeta.entries.relation import count as count_rows
-from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import (
@@ -117,10 +117,9 @@ def plan_files_arrow(choice: Choice) -> pa.Table:
     """
     started = time.perf_counter()
     rows = _planned_files(choice)
-    if not isinstance(rows, pa.Table):
-        rows = collected(rows, plan_schema(choice.pruned.filter.state))
-    choice.report(started, partial(result_of, rows))
-    return rows
+    table = in_memory(rows, plan_schema(choice.pruned.filter.state))
+    choice.report(started, partial(result_of, table))
+    return table
 
 
 def planned_files(choice: Choice, *extra: Aliased) -> Relation:
@@ -151,10 +150,10 @@ def _planned_files(choice: Choice, *extra: Aliased) -> Relation:
     return rows.cast(arrow_schema(schema))
 
 
-def collected(rows: DataFrame, row_type: StructType) -> pa.Table:
-    """Return the rows of a DataFrame in memory, with the types of this package. Runs a job."""
+def in_memory(rows: Relation, row_type: StructType) -> pa.Table:
+    """Return rows in memory, with the types of this package. For a DataFrame, runs a job."""
     with translated_errors():
-        return rows.toArrow().cast(arrow_schema(row_type))
+        return collected(rows).cast(arrow_schema(row_type))
 
 
 def planned_rows(matched: MatchedEntries, *extra: Aliased, texts: SharedTexts | None = None) -> Relation:

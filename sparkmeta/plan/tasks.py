@@ -28,7 +28,6 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import select
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.session import map_arrow
@@ -243,13 +242,6 @@ def plan_tasks(planned: Relation, row_type: StructType, splitting: SplitPlanning
         F.array(row).alias("tasks"),
     )
     return map_arrow(files, partial(pack, splitting), task_type(row_type))
-
-
-def splits_of(tasks: Relation) -> Relation:
-    """Return the splits in tasks."""
-    if isinstance(tasks, pa.Table):
-        return pa.Table.from_struct_array(whole(tasks.column("tasks")).flatten())
-    return tasks.selectExpr("inline(tasks)")
 
 
 def task_type(row_type: StructType) -> StructType:

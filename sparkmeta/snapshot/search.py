@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
@@ -17,12 +16,13 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import is_live, live_counts, may_be_live, whole
 from sparkmeta.entries.projection import CONTENT_STATS, DV_COLUMNS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
+from sparkmeta.entries.relation import among, collected, where
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
 from sparkmeta.manifests.v4.layout import conform, tree_schema
 from sparkmeta.manifests.v4.root import same_manifest_dv
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT, MASKED
-from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
+from sparkmeta.session import map_by_tasks, map_on_driver
 from sparkmeta.snapshot.overlaps import leaf_overlaps, overlaps
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
@@ -413,12 +413,9 @@ def _search_leaves(
 def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
     """Search manifests of other layouts, and leaves that only Spark's own sources can read; many by a Spark query."""
     entries = live_relation(state, manifests)
-    if isinstance(entries, pa.Table):
-        return entries.filter(pc.is_in(entries.column(column), pa.array(values, pa.string())))
     if len(values) <= _LITERALS:
-        return entries.where(sql.col(column).isin(list(values)).text).toArrow()
-    keys = F.broadcast(local_frame(state.spark, pa.table({"searched_path": values})))
-    return entries.join(keys, F.expr(f"{column} = searched_path"), "left_semi").toArrow()
+        return collected(where(entries, sql.col(column).isin(list(values))))
+    return collected(among(entries, column, pa.array(values, pa.string())))
 
 
 def search_all(manifests: pa.Table) -> Candidates:

@@ -21,7 +21,18 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
 from sparkmeta.entries.arrays import is_kind, whole
-from sparkmeta.entries.relation import collected, distinct, first, matching, names, select, some_columns, where
+from sparkmeta.entries.relation import (
+    collected,
+    distinct,
+    first,
+    frame_of,
+    matching,
+    names,
+    select,
+    some_columns,
+    totals,
+    where,
+)
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
@@ -220,9 +231,8 @@ class _Writer(ABC):
     @property
     def _size(self) -> int:
         """The total bytes of the masks."""
-        if isinstance(self.masks, pa.Table):
-            return int(pc.sum(pc.binary_length(self.masks.column("vector"))).as_py() or 0)
-        return int(self.masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0))).toArrow().column(0)[0].as_py())
+        size = sql.call("sum", sql.call("length", sql.col("vector"))).alias("size")
+        return totals(self.masks, [size])["size"] or 0
 
     def _written_by_driver(self, older: pa.Table, driver: Files) -> pa.Table:
         masks = self.masks if isinstance(self.masks, pa.Table) else self.masks.toArrow().cast(MASK_SCHEMA)
@@ -255,7 +265,7 @@ class _Writer(ABC):
     def _arranged(self, older: pa.Table) -> DataFrame:
         """Return the masks in the order that tasks expect."""
         spark = self.state.spark
-        masks = local_frame(spark, self.masks) if isinstance(self.masks, pa.Table) else self.masks
+        masks = frame_of(self.masks, self.state)
         if len(older):
             masks = masks.unionByName(self._older_masks(older))
         if self.groups is None:

@@ -12,7 +12,7 @@ import sparkmeta as sm
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.errors import NotFoundError, SparkmetaError, translated_errors
 from sparkmeta.plan.files import plan_schema
-from sparkmeta.plan.tasks import splits_of
+from sparkmeta.entries.relation import exploded
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.scan import Scan
 from sparkmeta.service.rest_tasks import rest_tasks
@@ -69,7 +69,7 @@ def test_tasks_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession
         scan = sm.load_table(peer.metadata_location, spark=spark).scan()
         with_stats = {"stats_fields": [field.name for field in scan.schema().fields[:2]], "null_partitions": False}
         ways: list[Callable[[Scan], pa.Table]] = [
-            lambda scan: splits_of(scan.plan_tasks_arrow()),
+            lambda scan: exploded(scan.plan_tasks_arrow(), "tasks"),
             Scan.plan_task_json_arrow,
             lambda scan: in_memory(rest_tasks(scan)),
             lambda scan: in_memory(rest_tasks(scan, **with_stats)),

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import select
+from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.plan.choose import delete_projection, equality_ids, only_dvs
 from sparkmeta.plan.deletes.rules import (
     NO_COLUMNS,
@@ -35,7 +35,6 @@ from sparkmeta.plan.deletes.rules import (
 )
 from sparkmeta.plan.filter import matching_deletes
 from sparkmeta.plan.pairs import owners
-from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -279,7 +278,7 @@ class DeleteGroups:
 
         The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
         """
-        rows = local_frame(state.spark, self.grouped) if isinstance(self.grouped, pa.Table) else self.grouped
+        rows = frame_of(self.grouped, state)
         group = sql.col(GROUP)
         path = second_dv(group)
         key = sql.when(path.isNotNull(), TWO_DVS.raised(path, as_type="bigint")).otherwise(sql.col(KEY))
