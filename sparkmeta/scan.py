@@ -5,14 +5,12 @@ Readers of rows are imported when they are used, so that a scan is planned quick
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -20,32 +18,24 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.terms import SchemaFields, has_transforms
-from sparkmeta.entries.relation import exploded, frame_of
+from sparkmeta.columns.terms import SchemaFields
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import (
     InvalidArgumentError,
     InvalidFilterError,
-    UnsupportedError,
     ValidationError,
     first_line,
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, Readings, choose, readings
-from sparkmeta.plan.files import count_files, in_memory, plan_files, plan_files_arrow, plan_schema, planned_files
+from sparkmeta.plan.files import in_memory, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.tasks import (
-    PARTITION_JSON,
-    SplitPlanning,
-    partition_json,
-    plan_tasks,
-    task_json,
     task_type,
 )
 from sparkmeta.progress import progress
-from sparkmeta.reports import SCAN, ScanResult, failures_reported
-from sparkmeta.snapshot.search import live_files
+from sparkmeta.reports import SCAN, failures_reported
+from sparkmeta.scan_plan import SPLIT_OPTIONS, ScanPlan
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.text import code
@@ -56,10 +46,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, Row
 
-    from sparkmeta.columns.sql import Aliased
-    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.report import ScanReport
-    from sparkmeta.rows.read import RowScan
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot
 
@@ -67,13 +54,6 @@ ALL_FIELDS = ("*",)
 # The limits of a DataFrame.
 _ROWS = between(0, 2**31 - 1)
 _SELECTION = Rule("each name as an argument", are_texts)
-
-# Iceberg's read options and the table properties that they override.
-_SPLIT_OPTIONS = {
-    "target_size": ("split-size", "read.split.target-size"),
-    "lookback": ("lookback", "read.split.planning-lookback"),
-    "open_file_cost": ("file-open-cost", "read.split.open-file-cost"),
-}
 
 
 P = ParamSpec("P")
@@ -325,82 +305,24 @@ class Scan:
     def _metadata_name(self, name: str) -> str:
         return name if self.case_sensitive else name.lower()
 
-    @property
-    def plan_filter(self) -> ScanFilter:
-        """The filter, bound to the schema.
+    @cached_property
+    def plan(self) -> ScanPlan:
+        """How the scan is planned, which the modules of sparkmeta share.
 
         Raises:
             InvalidFilterError: the filter does not fit the schema.
             InvalidArgumentError: a selected column is not in the schema.
             ValidationError: the files of a branch have another type than the schema for a column of the filter.
         """
-        return self._filter
-
-    @cached_property
-    def _filter(self) -> ScanFilter:
-        schema = self.schema()
-        self.projection()
-        return ScanFilter(self.state.at(self.snapshot()), self._bind(self.row_filter, schema), schema)
-
-    @cached_property
-    def _pruned(self) -> PrunedManifests:
-        return prune_manifests(self._filter)
-
-    @cached_property
-    def plan_choice(self) -> Choice:
-        """The choice of where manifests are read and how deletes are matched; see `plan.choose`."""
-        return replace(choose(self._pruned, self._readings), reporter=self._send_report)
-
-    def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
-        """Send Iceberg's report on a plan; see `Choice.report`."""
-        from sparkmeta.plan.report import plan_metrics
-
-        self._send(lambda: plan_metrics(self._pruned, result()), seconds, self._filter.state.snapshot)
-
-    def report_changes(
-        self, result: Callable[[], ScanResult], seconds: float, start: int | None, end: Snapshot | None
-    ) -> None:
-        """Send Iceberg's report on a plan of what a range of snapshots changed.
-
-        Args:
-            result: returns the sums over the planned files.
-            seconds: how long planning took.
-            start: the snapshot before the range; None if it begins with the first one.
-            end: the last snapshot of the range; None for an empty table.
-        """
-        from sparkmeta.plan.report import result_metrics
-
-        known = {} if start is None else {"from-snapshot-id": str(start)}
-        self._send(lambda: result_metrics(result()), seconds, end, known)
-
-    def _send(
-        self,
-        metrics: Callable[[], dict[str, Any]],
-        seconds: float,
-        snapshot: Snapshot | None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        from sparkmeta.plan.report import metrics_report
-
-        if self.state.reports is None or snapshot is None:
-            return
-        self.state.reports.send(
-            lambda: self._filter.state.settings,
-            lambda: metrics_report(self._filter, self.projection(), snapshot.snapshot_id, metrics(), seconds, metadata),
-        )
-
-    @cached_property
-    def _readings(self) -> Readings:
-        return readings(self._pruned)
+        schema, projection = self.schema(), self.projection()
+        scan_filter = ScanFilter(self.state.at(self.snapshot()), self._bind(self.row_filter, schema), schema)
+        columns, reports = self.metadata_columns, self.state.reports
+        return ScanPlan(scan_filter, self.row_filter, projection, columns, self.options, reports)
 
     @property
-    def row_scan(self) -> RowScan:
-        """The row reader, which scans of snapshot ranges share."""
-        from sparkmeta.rows.read import RowScan
-
-        if has_transforms(self._filter.row_filter):
-            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
-        return RowScan(self._filter, self.projection(), self.metadata_columns)
+    def arrow(self) -> ArrowPlans:
+        """The plans of the scan as Arrow tables in memory, without Spark if the scan opens few manifests."""
+        return ArrowPlans(self)
 
     # -- rows -------------------------------------------------------------------------------------------------------
 
@@ -418,7 +340,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows
 
         with translated_errors():
-            rows = read_rows(self.row_scan, self.plan_choice)
+            rows = read_rows(self.plan.rows, self.plan.choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     @plans
@@ -430,8 +352,8 @@ class Scan:
         """
         from sparkmeta.rows.read import count_rows
 
-        _ = self.row_scan
-        rows = count_rows(self.plan_choice)
+        _ = self.plan.rows
+        rows = count_rows(self.plan.choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
     @plans
@@ -446,7 +368,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows_arrow
 
         with translated_errors():
-            return read_rows_arrow(self.row_scan, self.plan_choice, self.row_limit)
+            return read_rows_arrow(self.plan.rows, self.plan.choice, self.row_limit)
 
     @plans
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
@@ -461,7 +383,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows_in_batches
 
         with translated_errors():
-            return read_rows_in_batches(self.row_scan, self.plan_choice, self.row_limit)
+            return read_rows_in_batches(self.plan.rows, self.plan.choice, self.row_limit)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries accept.
@@ -470,7 +392,7 @@ class Scan:
         """
         from sparkmeta.rows.arrow_reader import row_type
 
-        scan = self.row_scan
+        scan = self.plan.rows
         schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -519,7 +441,7 @@ class Scan:
         from sparkmeta.rows.engines import daft_frame
 
         with translated_errors():
-            return daft_frame(self.row_scan, self.plan_choice, self.row_limit)
+            return daft_frame(self.plan.rows, self.plan.choice, self.row_limit)
 
     @plans
     def to_ray(self) -> Any:
@@ -532,7 +454,7 @@ class Scan:
         from sparkmeta.rows.engines import ray_dataset
 
         with translated_errors():
-            return ray_dataset(self.row_scan, self.plan_choice, self.row_limit)
+            return ray_dataset(self.plan.rows, self.plan.choice, self.row_limit)
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
@@ -554,21 +476,7 @@ class Scan:
         See `plan.files` for the columns. The call itself reads the manifest list and small manifests on the driver (see
         the setting `driver-manifest-bytes`). Everything else is lazy and done by Spark.
         """
-        return plan_files(self.plan_choice)
-
-    @plans
-    def plan_files_arrow(self) -> pa.Table:
-        """Return the rows of `plan_files` as an Arrow table in memory, without Spark if the scan opens few manifests.
-
-        Raises:
-            ValidationError: deletes contradict each other or their data files.
-        """
-        return plan_files_arrow(self.plan_choice)
-
-    @plans
-    def planned_files(self) -> Relation:
-        """Return the rows of `plan_files`, as an Arrow table in memory if the driver plans them."""
-        return planned_files(self.plan_choice)
+        return plan_files(self.plan.choice)
 
     @plans
     def count_files(self) -> int:
@@ -577,10 +485,7 @@ class Scan:
         Without a filter, the counts in the manifest list or root are summed; only v1 manifests may lack counts and be
         opened. With a filter, the entries of manifests that may match are counted.
         """
-        pruned, started = self._pruned, time.perf_counter()
-        files = count_files(pruned)
-        self._send_report(lambda: ScanResult(files), pruned.seconds + time.perf_counter() - started)
-        return files
+        return self.plan.count_files()
 
     def iter_files(self) -> Iterator[Row]:
         """Yield the rows of `plan_files`, for callers that need Python objects.
@@ -595,64 +500,14 @@ class Scan:
         Sizes come from the scan's options, or else from the table properties `read.split.*`. The driver packs the files
         that it plans; others are packed lazily.
         """
-        return frame_of(self.planned_tasks(), self.state)
-
-    def plan_tasks_arrow(self) -> pa.Table:
-        """Return the rows of `plan_tasks` as an Arrow table in memory, without Spark if the scan opens few manifests.
-
-        Raises:
-            ValidationError: as `plan_files_arrow`.
-        """
-        return in_memory(self.planned_tasks(), task_type(plan_schema(self._filter.state)))
-
-    def planned_tasks(self) -> Relation:
-        """Return the rows of `plan_tasks`, as an Arrow table in memory if the driver plans them."""
-        return self._tasks()
-
-    def _tasks(self, *extra: Aliased) -> Relation:
-        row_type = plan_schema(self._filter.state)
-        for column in extra:
-            row_type = row_type.add(column.name, "string")
-        return plan_tasks(planned_files(self.plan_choice, *extra), row_type, self._splitting())
+        return frame_of(self.plan.tasks(), self.state)
 
     def plan_task_json(self) -> DataFrame:
         """Return splits as File Scan Task JSON for Iceberg's libraries: one row per split in column `task`.
 
         It is lazy, except for files that the driver plans.
         """
-        return frame_of(self.planned_task_json(), self.state)
-
-    def plan_task_json_arrow(self) -> pa.Table:
-        """Return the rows of `plan_task_json` as an Arrow table, without Spark if the scan opens few manifests.
-
-        Raises:
-            ValidationError: as `plan_files_arrow`.
-        """
-        from pyspark.sql.types import StructType
-
-        return in_memory(self.planned_task_json(), StructType().add("task", "string"))
-
-    def planned_task_json(self) -> Relation:
-        """Return the rows of `plan_task_json`, as an Arrow table in memory if the driver plans them."""
-        state = self._filter.state
-        tasks = self._tasks(partition_json(state).alias(PARTITION_JSON))
-        return task_json(exploded(tasks, "tasks"), state, self.projection())
-
-    @property
-    def is_planned_by_driver(self) -> bool:
-        """Whether the driver reads all manifests of the scan. It may still leave the matching of many deletes to Spark.
-
-        Reads the manifest list or the tree's root.
-        """
-        return self._readings.by_driver
-
-    def most_files(self) -> int | None:
-        """Return an upper bound on the plan's files: the live files in the scan's manifests. None if unknown.
-
-        Reads the manifest list or the tree's root. Runs no job.
-        """
-        counts = live_files(self._pruned.data)
-        return None if counts.null_count else pc.sum(counts).as_py() or 0
+        return frame_of(self.plan.task_json(), self.state)
 
     @plans
     def report(self) -> ScanReport:
@@ -662,15 +517,7 @@ class Scan:
         """
         from sparkmeta.plan.report import scan_report
 
-        return scan_report(self.plan_choice, as_text(self.row_filter))
-
-    def _splitting(self) -> SplitPlanning:
-        chosen: dict[str, int] = {}
-        for name, keys in _SPLIT_OPTIONS.items():
-            for source, key in zip((self.options, self.state.metadata.properties), keys, strict=True):
-                if key in source and name not in chosen:
-                    chosen[name] = _positive(key, source[key])
-        return SplitPlanning(**chosen)
+        return scan_report(self.plan.choice, as_text(self.row_filter))
 
     def __repr__(self) -> str:
         ref = self.ref or self.session_branch
@@ -681,6 +528,51 @@ class Scan:
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook. Runs no job."""
         return code(self)
+
+
+@dataclass(frozen=True)
+class ArrowPlans:
+    """The plans of a scan as Arrow tables in memory, without Spark if the scan opens few manifests.
+
+    Attributes:
+        scan: the scan.
+    """
+
+    scan: Scan
+
+    @property
+    def state(self) -> TableState:
+        """The table."""
+        return self.scan.state
+
+    @plans
+    def plan_files(self) -> pa.Table:
+        """Return the rows of `Scan.plan_files`.
+
+        Raises:
+            ValidationError: deletes contradict each other or their data files.
+        """
+        return plan_files_arrow(self.scan.plan.choice)
+
+    @plans
+    def plan_tasks(self) -> pa.Table:
+        """Return the rows of `Scan.plan_tasks`.
+
+        Raises:
+            ValidationError: as `plan_files`.
+        """
+        return in_memory(self.scan.plan.tasks(), task_type(plan_schema(self.scan.plan.filter.state)))
+
+    @plans
+    def plan_task_json(self) -> pa.Table:
+        """Return the rows of `Scan.plan_task_json`.
+
+        Raises:
+            ValidationError: as `plan_files`.
+        """
+        from pyspark.sql.types import StructType
+
+        return in_memory(self.scan.plan.task_json(), StructType().add("task", "string"))
 
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:
@@ -706,7 +598,7 @@ def table_scan(
     """Return the scan that `Table.scan` starts from."""
     NAMES.check("selected_fields", selected_fields)
     OPTIONS.check("options", options)
-    names = [option for option, _ in _SPLIT_OPTIONS.values()]
+    names = [option for option, _ in SPLIT_OPTIONS.values()]
     if unknown := sorted(options.keys() - names):
         raise ValidationError(f"options has {shown(unknown[0])}: expected {', '.join(names)}")
     settings = {key: str(value) for key, value in options.items()}
@@ -714,9 +606,3 @@ def table_scan(
     scan.snapshot()
     scan._refuse_unfit(scan.row_filter)
     return scan
-
-
-def _positive(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or len(text) > 20 or not 0 < int(text) < 2**63:
-        raise ValidationError(f"{name} is {text!r}: expected a whole number above 0, below 2^63")
-    return int(text)

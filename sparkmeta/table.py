@@ -249,22 +249,12 @@ class Table(BaseTable, RowChanges):
             CorruptFileError: the root is not a manifest, or the driver can't read a leaf. When the DataFrame runs,
                 unreadable leaves raise errors.
         """
-        return self._violations(snapshot_id).frame()
+        return table_violations(self, snapshot_id).frame()
 
-    def check_arrow(self, snapshot_id: int | None = None) -> pa.Table:
-        """Return the rows of `check` as an Arrow table in memory, without Spark if the driver checks them.
-
-        Raises:
-            NoSuchSnapshotError: the table has no such snapshot.
-            CorruptFileError: the root is not a manifest, or a leaf is unreadable.
-        """
-        return self._violations(snapshot_id).table()
-
-    def _violations(self, snapshot_id: int | None) -> MetadataRows:
-        from sparkmeta.inspect.check import violations
-
-        state = self.state if snapshot_id is None else self.state.at(snapshot_of(self.metadata, snapshot_id))
-        return violations(state)
+    @property
+    def arrow(self) -> ArrowTable:
+        """The rows of `check` as an Arrow table: `table.arrow.check()`. A check of few entries needs no Spark."""
+        return ArrowTable(self)
 
     def draw(self, snapshot_id: int | None = None) -> Drawing:
         """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.
@@ -533,3 +523,31 @@ def table_of(
     reports = Reports(".".join(identifier), reported)
     state = TableState(sessions, files, metadata, metadata.current_snapshot(), reports=reports)
     return Table(state, location, identifier, operations)
+
+
+@dataclass(frozen=True)
+class ArrowTable:
+    """Results about a table as Arrow tables in memory.
+
+    Attributes:
+        table: the table.
+    """
+
+    table: Table
+
+    def check(self, snapshot_id: int | None = None) -> pa.Table:
+        """Return the rows of `Table.check`.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            CorruptFileError: the root is not a manifest, or a leaf is unreadable.
+        """
+        return table_violations(self.table, snapshot_id).table()
+
+
+def table_violations(table: Table, snapshot_id: int | None) -> MetadataRows:
+    """Return the violations that `Table.check` finds."""
+    from sparkmeta.inspect.check import violations
+
+    state = table.state if snapshot_id is None else table.state.at(snapshot_of(table.metadata, snapshot_id))
+    return violations(state)

@@ -83,6 +83,8 @@ def calls(load: Callable[[], sm.Table]) -> Iterator[tuple[str, str]]:
         "scan": lambda: load().scan("id > 1"),
         "changelog": lambda: load().changelog(None),
         "incremental": lambda: load().incremental(None),
+        "table.arrow": lambda: load().arrow,
+        "scan.arrow": lambda: load().scan("id > 1").arrow,
         "inspect": lambda: load().inspect,
         "inspect.arrow": lambda: load().inspect.arrow,
         "maintenance": lambda: load().maintenance,

@@ -33,6 +33,7 @@ FLOORS = [
     {"commit"},
     {"changes"},
     {"scan"},
+    {"scan_plan"},
     {"rows"},
     {"plan"},
     {"operations"},

@@ -16,4 +16,4 @@ def test_public_calls_without_a_session(tmp_path: Path) -> None:
     # A DataFrame asks for one; a plan in memory does not.
     asking = {name for name, outcome in outcomes.items() if outcome == "asks"}
     assert {"v2.changelog.to_df", "v2.table.file_changes", "v4.scan.plan_files", "v4.scan.to_df"} <= asking
-    assert not {"v2.scan.plan_files_arrow", "v4.scan.to_arrow", "v2.table.append", "v4.maintenance.health"} & asking
+    assert not {"v2.scan.arrow.plan_files", "v4.scan.to_arrow", "v2.table.append", "v4.maintenance.health"} & asking

@@ -142,7 +142,7 @@ def test_stored_outputs_are_those_of_a_run(number: int, name: str, request: pyte
 
 def test_the_plan_has_the_files_that_the_filter_needs(looked: Any):
     # Ids up to 599 are in the first two loads. Each load has a file for each country.
-    assert sorted(re.findall(r"'country': '(\w+)'", outputs(looked, "plan_files_arrow()"))) == ["NO", "NO", "SE", "SE"]
+    assert sorted(re.findall(r"'country': '(\w+)'", outputs(looked, "arrow.plan_files()"))) == ["NO", "NO", "SE", "SE"]
     assert "4 of 12 files" in outputs(looked, "scan.report()")
 
 
@@ -237,8 +237,8 @@ def test_a_month(month: Any):
     counts = ast.literal_eval(outputs(month, "use_ref(name)"))
     assert list(counts) == ["main", "week-1", "week-2", "week-3", "week-4"]
     assert counts["main"] == counts["week-4"]
-    assert "0 violations" in outputs(month, "check_arrow")
-    assert "is healthy" in outputs(month, "check_arrow")
+    assert "0 violations" in outputs(month, "arrow.check")
+    assert "is healthy" in outputs(month, "arrow.check")
 
 
 def test_a_stream_of_changes_makes_a_copy(streamed: Any):
@@ -249,7 +249,7 @@ def test_other_engines_get_rows_without_the_deleted_ones(engines: Any):
     assert re.findall(r"2026-01-0\d 00:00:00 │ +(\d+)", outputs(engines, "to_duckdb")) == ["600", "475", "600"]
     assert outputs(engines, "fetchall") == "True"
     assert outputs(engines, "to_arrow_batch_reader") == "(16798, 1675)"
-    assert outputs(engines, "plan_task_json_arrow") == "[(2400, 0), (2400, 1), (2400, 0)]"
+    assert outputs(engines, "arrow.plan_task_json") == "[(2400, 0), (2400, 1), (2400, 0)]"
 
 
 def test_a_table_of_unity_catalog(unity: Any) -> None:

@@ -136,7 +136,7 @@ def test_failures(location: str, tmp_path: Path, spark: SparkSession, heard: lis
     scan = sm.load_table(location, spark=spark).scan()
     for manifest in scan.state.manifests.column("location").to_pylist():
         Path(local_path(manifest)).unlink()
-    for plan in (sm.Scan.plan_files_arrow, sm.Scan.to_df):
+    for plan in (sm.Scan.arrow.plan_files, sm.Scan.to_df):
         with pytest.raises(sm.NotFoundError):
             plan(scan)
     kinds = [(report["report-type"], report.get("error-type")) for report in heard]
@@ -178,9 +178,9 @@ def location(tmp_path: Path) -> str:
 
 PLANS: dict[str, Callable[[sm.Scan], Any]] = {
     "plan_files": sm.Scan.plan_files,
-    "plan_files_arrow": sm.Scan.plan_files_arrow,
+    "arrow.plan_files": lambda scan: scan.arrow.plan_files(),
     "plan_tasks": sm.Scan.plan_tasks,
-    "plan_task_json_arrow": sm.Scan.plan_task_json_arrow,
+    "arrow.plan_task_json": lambda scan: scan.arrow.plan_task_json(),
     "to_rest_tasks": to_rest_tasks,
     "to_df": sm.Scan.to_df,
     "report": sm.Scan.report,
@@ -194,7 +194,7 @@ MANIFESTS = {
 FILES = {"result-data-files": 2, "skipped-data-files": 2}
 DELETES = {"result-delete-files": 3, "total-file-size-in-bytes": 200, "total-delete-file-size-in-bytes": 240}
 # If Spark makes these plans, the driver knows only their manifests.
-LAZY = {"plan_files", "plan_tasks", "plan_task_json_arrow", "to_rest_tasks", "report"}
+LAZY = {"plan_files", "plan_tasks", "arrow.plan_task_json", "to_rest_tasks", "report"}
 
 
 @pytest.mark.parametrize("way", ["driver", "spark"])
@@ -249,7 +249,7 @@ def test_plans_as_in_java(name: str, corpus: peers.Corpus, spark: SparkSession, 
     reporter = metrics.InMemoryMetricsReporter()
     files = sum(1 for _ in iterate(peer.java.scan().metricsReporter(reporter).planFiles()))
     theirs = json.loads(metrics.ScanReportParser.toJson(reporter.scanReport()))
-    table.scan().plan_files_arrow()
+    table.scan().arrow.plan_files()
     (report,) = heard
     # Java leaves out some elements of lists and maps that are structs.
     assert {*theirs["projected-field-ids"]} <= {*report["projected-field-ids"]}
@@ -288,9 +288,9 @@ def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str, monkeypatch: 
     table = new_table(proxy, namespace).append(ROWS).append(ROWS)
     table = table.delete("id = 2")
     with monkeypatch.context() as failing:
-        failing.setattr("sparkmeta.scan.plan_files_arrow", None)
+        failing.setattr("sparkmeta.scan.arrow.plan_files", None)
         with pytest.raises(TypeError):
-            table.scan().plan_files_arrow()
+            table.scan().arrow.plan_files()
     assert table.scan("id = 1").to_arrow().num_rows == 2
     until(lambda: len(proxy.reports) == 4)
     bodies = [body for body, status in proxy.reports if status < 300]
@@ -322,9 +322,9 @@ def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str, monkeypatch: 
 
 
 def test_a_rest_catalog_may_forbid_reports(proxy: Proxy, namespace: str) -> None:
-    new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS).scan().plan_files_arrow()
+    new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS).scan().arrow.plan_files()
     table = sm.load_catalog("rest", type="rest", uri=proxy.uri).load_table(f"{namespace}.t")
-    table.scan("id = 1").plan_files_arrow()
+    table.scan("id = 1").arrow.plan_files()
     until(lambda: bool(proxy.reports))
     assert [report["filter"]["type"] for report, _ in proxy.reports] == ["eq"]  # they are sent in order
 
@@ -346,20 +346,20 @@ def test_a_catalog_that_takes_no_reports(
     until(lambda: bool(logged()))
     with monkeypatch.context() as paused:
         paused.setattr("sparkmeta.plan.report.metrics_report", None)
-        assert table.scan().plan_files_arrow().num_rows == 1
+        assert table.scan().arrow.plan_files().num_rows == 1
     assert len(proxy.reports) == 1
     (message,) = logged()
     assert "a metrics report was not sent to its catalog" in message
     proxy.report_fault = None
     monkeypatch.setattr(rest, "_pauses", {})
-    table.scan().plan_files_arrow()
+    table.scan().arrow.plan_files()
     until(lambda: len(proxy.reports) == 2)
 
 
 def test_a_process_that_ends_sends_its_reports(proxy: Proxy, namespace: str) -> None:
     new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS)
     catalog = f"sm.load_catalog('rest', type='rest', uri={proxy.uri!r})"
-    program = f"import sparkmeta as sm; {catalog}.load_table('{namespace}.t').scan().plan_files_arrow()"
+    program = f"import sparkmeta as sm; {catalog}.load_table('{namespace}.t').scan().arrow.plan_files()"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert len(proxy.reports) == 1
 
@@ -386,10 +386,10 @@ def test_the_environment_names_reporters_of_processes_without_sessions(
 ) -> None:
     """The data source plans in such a process."""
     table = open_metadata(location, NoSession())
-    table.scan().plan_files_arrow()
+    table.scan().arrow.plan_files()
     assert heard == []
     monkeypatch.setenv("SPARKMETA_METRICS_REPORTER", "reports_of_test:reports.append")
-    table.scan().plan_files_arrow()
+    table.scan().arrow.plan_files()
     assert len(heard) == 1
 
 
@@ -413,7 +413,7 @@ def test_reporters_of_the_settings(
     assert sum("sent to nosuch:reporter: ModuleNotFoundError" in text for text in logged) == 2
     assert sum("sent to reports_of_test:missing: AttributeError" in text for text in logged) == 2
     with configured(spark, {REPORTER: "log,print"}), pytest.raises(sm.SettingError, match="is 'log,print': expected"):
-        sm.load_table(location, spark=spark).scan().plan_files_arrow()
+        sm.load_table(location, spark=spark).scan().arrow.plan_files()
 
 
 class Meter:
@@ -440,12 +440,12 @@ def test_open_telemetry(location: str, tmp_path: Path, spark: SparkSession, monk
     monkeypatch.setattr("opentelemetry.metrics.get_meter", lambda _: meter)
     instruments._instrument.cache_clear()
     with configured(spark, {REPORTER: "opentelemetry"}):
-        sm.load_table(location, spark=spark).scan("part = 'a'").plan_files_arrow()
+        sm.load_table(location, spark=spark).scan("part = 'a'").arrow.plan_files()
         scans = {**meter.given}
         with monkeypatch.context() as failing:
-            failing.setattr("sparkmeta.scan.plan_files_arrow", None)
+            failing.setattr("sparkmeta.scan.arrow.plan_files", None)
             with pytest.raises(TypeError):
-                sm.load_table(location, spark=spark).scan().plan_files_arrow()
+                sm.load_table(location, spark=spark).scan().arrow.plan_files()
         catalog = sm.load_catalog("files", type="hadoop", warehouse=f"{tmp_path.as_uri()}/warehouse")
         catalog.create_table("ns.t", Schema(NestedField(1, "id", LongType(), required=False)), spark=spark).append(ROWS)
     instruments._instrument.cache_clear()

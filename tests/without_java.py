@@ -46,12 +46,12 @@ def read(table: Table) -> list[str]:
     for row_filter in ("true", "id >= 5 and country = 'NO'", "note is null"):
         scan = table.scan(row_filter).select("id", "note", "_file", "_pos", "_partition")
         shown += [scan.to_arrow().sort_by("id").to_pylist(), scan.to_pandas().shape, scan.limit(3).to_arrow().num_rows]
-        shown += [scan.count(), scan.count_files(), scan.plan_task_json_arrow().sort_by("task").to_pylist()]
-        splits = [split for task in scan.plan_tasks_arrow().to_pylist() for split in task["tasks"]]
+        shown += [scan.count(), scan.count_files(), scan.arrow.plan_task_json().sort_by("task").to_pylist()]
+        splits = [split for task in scan.arrow.plan_tasks().to_pylist() for split in task["tasks"]]
         shown.append(sorted(map(str, splits)))
         report = scan.report().to_dict()
         shown.append({name: value for name, value in report.items() if not name.endswith("_seconds")})
-    shown += [table.check_arrow().to_pylist(), table.maintenance.health().findings_arrow().to_pylist()]
+    shown += [table.arrow.check().to_pylist(), table.maintenance.health().arrow.findings().to_pylist()]
     return [str(each) for each in shown]
 
 
@@ -169,7 +169,7 @@ def change_rows(lake: Catalog) -> list[Any]:
         empty = table.append(_rows(range(4), "a")).append(_rows(range(4, 8), "b").to_pandas()).delete("id >= 0")
         table = empty.append(_rows(range(10), "c")).delete("id = 1").overwrite(_rows(range(20, 22), "d"), "id > 7")
         table = table.upsert(_rows(range(6, 9), "e"), ["id"]).append(_rows(range(9, 10), "f"))
-        files = table.scan("id = 9").plan_files_arrow()
+        files = table.scan("id = 9").arrow.plan_files()
         with table.transaction() as transaction:
             transaction.update_snapshot().delete(files.slice(0, 1))
         newest = table.refresh().append(_rows(range(9, 10), "g"))

@@ -70,7 +70,7 @@ class _RangeScan(ABC):
         end = metadata.current_snapshot() if self.to_inclusive is None else metadata.snapshot_by_id(self.to_inclusive)
         seconds = time.perf_counter() - started
         total = partial(ScanResult.total, (each.result for each in files))
-        self.scan.report_changes(total, seconds, self.from_exclusive, end)
+        self.scan.plan.report_changes(total, seconds, self.from_exclusive, end)
 
     def create_temp_view(self, name: str) -> None:
         """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
@@ -93,7 +93,7 @@ class IncrementalScan(_RangeScan):
             ValidationError: the first is not an ancestor of the second, or the history between them has expired.
         """
         report = partial(self._report, time.perf_counter())
-        return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive, report)
+        return read_appended(self.scan.plan.rows, self.from_exclusive, self.to_inclusive, report)
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,7 +123,7 @@ class ChangelogScan(_RangeScan):
             ValidationError: the first is not an ancestor of the second, or the history between them has expired. If the
                 DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
         """
-        scan, ids = self.scan.row_scan, tuple(self._field_id(name) for name in self.identifier_columns)
+        scan, ids = self.scan.plan.rows, tuple(self._field_id(name) for name in self.identifier_columns)
         report = partial(self._report, time.perf_counter())
         return read_changelog(Changelog(scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids), report)
 

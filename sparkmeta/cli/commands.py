@@ -453,19 +453,19 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
 
 def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        rows = scan.plan_files() if _by_spark(scan) else scan.planned_files()
+        rows = scan.plan_files() if _by_spark(scan) else scan.plan.files()
     row_options.print(rows, text_columns(table, PLANNED_FILES), table.location(), table.state)
 
 
 def _print_tasks(table: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        tasks = scan.plan_tasks() if _by_spark(scan) else scan.planned_tasks()
+        tasks = scan.plan_tasks() if _by_spark(scan) else scan.plan.tasks()
     row_options.print(tasks, TASKS, table.location(), table.state)
 
 
 def _print_task_json(_: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        tasks = scan.plan_task_json() if _by_spark(scan) else scan.planned_task_json()
+        tasks = scan.plan_task_json() if _by_spark(scan) else scan.plan.task_json()
         print_lines(tasks, row_options.limit)
 
 

@@ -387,7 +387,7 @@ class SnapshotUpdate:
 
     Files are rows with the columns of `inspect.files`, as a DataFrame or an Arrow table, or `DataFile`s of pyiceberg.
     To remove a file, `file_path` is enough, with `content_offset` for a deletion vector. Rows of `plan_files` and
-    `plan_files_arrow` are found faster because they have a `manifest_path`. A commit of few files that are not a
+    `arrow.plan_files` are found faster because they have a `manifest_path`. A commit of few files that are not a
     DataFrame needs no Spark.
 
     New data files can also be a table: its live files are added. Its manifests are decoded directly into new ones,

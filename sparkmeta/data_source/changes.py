@@ -102,7 +102,7 @@ class ChangePlans:
         schema = self.scan.schema()
         chosen = [name for name in names if name not in CHANGE_COLUMNS] or [schema.fields[0].name]
         self.scan = self.scan.select(*chosen)
-        refuse_change_columns(self.scan.row_scan)
+        refuse_change_columns(self.scan.plan.rows)
         for each in self.scan.projection().fields:
             if each.field_type != schema.find_field(each.field_id).field_type:
                 raise InvalidArgumentError(f"columns of a changelog are read whole: name {each.name}, not its fields")
@@ -132,7 +132,7 @@ class ChangePlans:
             self._plans.pop(_key(step), None)
 
     def _planned(self, step: SnapshotStep) -> SnapshotChanges | None:
-        scan_filter, snapshot = self.scan.row_scan.filter, step.snapshot
+        scan_filter, snapshot = self.scan.plan.rows.filter, step.snapshot
         if step.is_whole:
             return rows_of_snapshot(scan_filter, snapshot)
         if self.is_changelog:
@@ -163,8 +163,8 @@ class ChangePlans:
             first, last = steps[0][0], steps[-1][0]
             since = None if first.is_whole else first.snapshot.parent_snapshot_id
             result = partial(ScanResult, files, size)
-            self.scan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
-        readers = ChangeReaders.of(self.scan.row_scan, changes=self.is_changelog)
+            self.scan.plan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
+        readers = ChangeReaders.of(self.scan.plan.rows, changes=self.is_changelog)
         return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
 
 

@@ -2,7 +2,7 @@
 
 A read is dealt to tasks in shares. One process opens the table and returns the row type and the shares. Others open the
 same metadata file and make the rows of a share in Arrow, with the functions of `table.inspect.arrow` and
-`Scan.plan_files_arrow`.
+`Scan.arrow.plan_files`.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class HealthRead(Read):
         from sparkmeta.maintain.health import examine
         from sparkmeta.maintain.health_findings import HealthOptions
 
-        yield examine(self.opened.open(), HealthOptions(), self.source).findings_arrow()
+        yield examine(self.opened.open(), HealthOptions(), self.source).arrow.findings()
 
 
 # -- Plans ------------------------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ class PlanRead(Read):
         self.row_type = _selected_type(plan_schema(state), options.column_names)
 
     def shares(self) -> list[Any]:
-        return _ids(prune_manifests(self.planning.plan_filter).data)
+        return _ids(prune_manifests(self.planning.plan.filter).data)
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         scan = self.options.scan(self.opened.open())
         if self.opened.snapshot_id is not None:
             scan = replace(scan, snapshot_id=self.opened.snapshot_id).with_table_schema(self.follows_table)
-        pruned = prune_manifests(scan.plan_filter)
+        pruned = prune_manifests(scan.plan.filter)
         yield plan_files_arrow(choose(part_of(pruned, share)))
 
 
@@ -289,7 +289,7 @@ class RowsRead(Read):
         self.planning = self.planning.select(*columns)
 
     def shares(self) -> list[Any]:
-        reader, shares = shares_of(self.planning.row_scan, self.planning.plan_choice)
+        reader, shares = shares_of(self.planning.plan.rows, self.planning.plan.choice)
         return [(reader, bytes_of(share)) for share in shares]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002

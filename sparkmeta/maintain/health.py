@@ -291,6 +291,21 @@ def _text(text: str) -> str:
 # -- The report of a table's health -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ArrowReport:
+    """The findings of a report as an Arrow table in memory.
+
+    Attributes:
+        report: the report.
+    """
+
+    report: HealthReport
+
+    def findings(self) -> pa.Table:
+        """Return the rows of `HealthReport.findings`."""
+        return pa.Table.from_pylist([asdict(finding) for finding in self.report.list_findings], schema=FINDINGS)
+
+
 @dataclass(frozen=True, repr=False)
 class HealthReport(Examined):
     """The state of a table's metadata, and the maintenance that it needs.
@@ -305,11 +320,12 @@ class HealthReport(Examined):
         cost (of a plan), gain (by maintenance), job (the maintenance operation), call and command for the job (null if
         only another library can do it).
         """
-        return local_frame(self.state.spark, self.findings_arrow())
+        return local_frame(self.state.spark, self.arrow.findings())
 
-    def findings_arrow(self) -> pa.Table:
-        """Return the rows of `findings` as an Arrow table, without Spark."""
-        return pa.Table.from_pylist([asdict(finding) for finding in self.list_findings], schema=FINDINGS)
+    @property
+    def arrow(self) -> ArrowReport:
+        """The rows of `findings` as an Arrow table, without Spark: `report.arrow.findings()`."""
+        return ArrowReport(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values of the report by name, in JSON-compatible types."""

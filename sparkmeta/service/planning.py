@@ -473,7 +473,7 @@ class Planning:
         if files == 0:
             return self._maker.make(run.result, no_rest_tasks(), 0, None)
         is_short = files is not None and files <= self.options.driver_files
-        if is_short and isinstance(scan, Scan) and scan.is_planned_by_driver:
+        if is_short and isinstance(scan, Scan) and scan.plan.by_driver:
             tasks = rest_tasks(scan, null_partitions=null_partitions, stats_fields=request.stats_fields)
             if isinstance(tasks, pa.Table):
                 return self._maker.make(run.result, tasks, files, request.min_rows)

@@ -103,13 +103,13 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
         except ValidationError as error:
             raise ApiError(400, BAD_REQUEST, str(error)) from error
         scan = _filtered(table, request, ALL_FIELDS)
-        _ = scan.plan_filter
+        _ = scan.plan.filter
         return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
     # `refuse_dropped_columns` has checked which columns the client reads; the plan does not depend on them.
     scan = _filtered(table, request, (), request.snapshot_id)
     if request.snapshot_id is not None:
         scan = _by_its_schema(table, scan) if request.by_snapshot else scan.with_table_schema()
-    _ = scan.plan_filter
+    _ = scan.plan.filter
     return scan
 
 
@@ -193,7 +193,7 @@ def most_files(scan: Scan | IncrementalScan) -> int | None:
     """Return how many files the manifests of a plan list; None if that is not known without a job."""
     if isinstance(scan, IncrementalScan):
         return None
-    return scan.most_files() if scan.snapshot() is not None else 0
+    return scan.plan.most_files() if scan.snapshot() is not None else 0
 
 
 # -- The pages of a plan ----------------------------------------------------------------------------------------------

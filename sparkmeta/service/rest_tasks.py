@@ -104,15 +104,15 @@ def rest_tasks(
     if isinstance(scan, Scan):
         return _planned(scan, null_partitions, ids)
     columns = metrics_columns(ids)
-    entries = appended_entries(files.plan_filter, scan.from_exclusive, scan.to_inclusive, columns)
-    return no_rest_tasks() if entries is None else converted(entries, files.plan_filter, null_partitions, ids)
+    entries = appended_entries(files.plan.filter, scan.from_exclusive, scan.to_inclusive, columns)
+    return no_rest_tasks() if entries is None else converted(entries, files.plan.filter, null_partitions, ids)
 
 
 def _planned(scan: Scan, null_partitions: bool, stats_ids: Collection[int]) -> Relation:
     refuse_dropped(scan.state, scan.schema(), scan.selected_fields, scan.case_sensitive)
-    choice, started = scan.plan_choice, time.perf_counter()
+    choice, started = scan.plan.choice, time.perf_counter()
     matched = match_deletes(read_entries(choice, metrics_columns(stats_ids))).rows
-    tasks = converted(matched, scan.plan_filter, null_partitions, stats_ids)
+    tasks = converted(matched, scan.plan.filter, null_partitions, stats_ids)
     choice.report(started, partial(result_of, matched))
     return tasks
 

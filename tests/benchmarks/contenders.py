@@ -149,14 +149,14 @@ class Sparkmeta(Contender):
 
 
 class SparkmetaArrow(Sparkmeta):
-    """`plan_files_arrow()`. Measured where plans are short, since it holds the whole plan in memory."""
+    """`arrow.plan_files()`. Measured where plans are short, since it holds the whole plan in memory."""
 
     name = "sparkmeta, Arrow"
     keeps = True
     saves_opening = Sparkmeta.name
 
     def plan(self, location: str, query: Query) -> None:
-        self._table(location).scan(row_filter=query.row_filter).plan_files_arrow()
+        self._table(location).scan(row_filter=query.row_filter).arrow.plan_files()
 
 
 class SparkmetaTree(Sparkmeta):
@@ -177,7 +177,7 @@ class SparkmetaTree(Sparkmeta):
 
 
 class SparkmetaTreeArrow(SparkmetaTree, SparkmetaArrow):
-    """`plan_files_arrow()` on V4 trees."""
+    """`arrow.plan_files()` on V4 trees."""
 
     name = "sparkmeta, V4 tree, Arrow"
     saves_opening = SparkmetaTree.name

@@ -304,7 +304,7 @@ def _spark_reading(spark: SparkSession, location: str, row_filter: str, predicat
     import sparkmeta as sm
 
     scan = sm.load_table(location, spark=spark).scan(row_filter)
-    leaves = scan._pruned.data.column("location").to_pylist()
+    leaves = scan.plan.pruned.data.column("location").to_pylist()
     stats = {"1": "int", "2": "bigint", "3": "int"}
     counts = "value_count: bigint, null_value_count: bigint"
     read = [f"`{column}`: struct<lower_bound: {kind}, upper_bound: {kind}, {counts}>" for column, kind in stats.items()

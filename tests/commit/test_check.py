@@ -26,7 +26,7 @@ BY_SPARK = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 
 def violations(table: Table) -> set[Broken]:
     """(rule, last part of the location, value) of each, which the driver and Spark find."""
-    rows = table.check_arrow().to_pylist()
+    rows = table.arrow.check().to_pylist()
     assert all(row["problem"] for row in rows)
     with configured(table.state.spark, BY_SPARK):
         by_spark = [row.asDict() for row in table.refresh().check().collect()]

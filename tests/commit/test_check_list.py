@@ -34,7 +34,7 @@ SWAPPED = long_bounds(9, 2)
 
 def violations(table: Table) -> set[Broken]:
     """Return (rule, last part of the location, value) of each violation. The driver and tasks find the same."""
-    rows = table.check_arrow().to_pylist()
+    rows = table.arrow.check().to_pylist()
     assert all(row["problem"] for row in rows)
     with configured(table.state.spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
         by_tasks = load_table(table.metadata_location, table.state.spark).check().collect()

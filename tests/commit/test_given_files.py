@@ -61,7 +61,7 @@ def commit(table: Table, change: Callable[[SnapshotUpdate], object]) -> Table:
 
 
 def files(table: Table) -> list[dict[str, Any]]:
-    rows = table.scan().plan_files_arrow().drop_columns(["manifest_path", "manifest_pos", "first_row_id"]).to_pylist()
+    rows = table.scan().arrow.plan_files().drop_columns(["manifest_path", "manifest_pos", "first_row_id"]).to_pylist()
     return sorted(rows, key=lambda row: row["file_path"])
 
 
@@ -78,7 +78,7 @@ def test_both_forms_are_the_same(tmp_path: Path, version: int) -> None:
         "p5": pa.scalar(VALUES[3], pa.timestamp("us", "UTC")).as_py(),
     }
     assert (set(second["partition"].values()), first["split_offsets"]) == ({None}, [4])
-    rows = table.scan().plan_files_arrow().drop_columns(["manifest_path", "manifest_pos", "residual"])
+    rows = table.scan().arrow.plan_files().drop_columns(["manifest_path", "manifest_pos", "residual"])
     metrics = pa.array([[(1, BOUND)]] * 2, pa.map_(pa.int32(), pa.binary()))
     counts = pa.array([[(1, 3)]] * 2, pa.map_(pa.int64(), pa.int32()))
     rows = rows.append_column("lower_bounds", metrics).append_column("value_counts", counts)
@@ -87,10 +87,10 @@ def test_both_forms_are_the_same(tmp_path: Path, version: int) -> None:
     odd = odd.set_column(1, "file_format", odd.column("file_format").dictionary_encode())
     same = commit(new_table(tmp_path / "rows", version), lambda update: update.append(odd))
     assert files(same) == files(table)
-    assert len(same.scan("id > 7").plan_files_arrow()) == len(same.scan("id >= 7").plan_files_arrow()) == 2
-    assert len(same.scan("id < 7").plan_files_arrow()) == 0
+    assert len(same.scan("id > 7").arrow.plan_files()) == len(same.scan("id >= 7").arrow.plan_files()) == 2
+    assert len(same.scan("id < 7").arrow.plan_files()) == 0
     same = commit(same, lambda update: update.delete([given[0]]))
-    rest = same.scan().plan_files_arrow()
+    rest = same.scan().arrow.plan_files()
     assert rest.column("file_path").to_pylist() == ["/data/b.parquet"]
     assert files(commit(same, lambda update: update.delete(rest))) == []
 
@@ -109,7 +109,7 @@ def test_paths_get_the_scheme_of_the_table(tmp_path: Path) -> None:
 def test_files_beyond_the_root_are_written_to_leaves(tmp_path: Path) -> None:
     table = new_table(tmp_path, 4, **{"write.tree.direct-files": "2", "write.tree.flush-data-files": "1"})
     table = commit(table, lambda update: update.append([data_file(name) for name in "edcba"]))
-    assert [row["file_path"] for row in table.scan().plan_files_arrow().to_pylist()] == [
+    assert [row["file_path"] for row in table.scan().arrow.plan_files().to_pylist()] == [
         f"/data/{name}.parquet" for name in "abcde"
     ]
     assert table.state.tree is not None

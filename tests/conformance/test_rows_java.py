@@ -63,7 +63,7 @@ def _assert_same_rows(name: str, corpus: Corpus, spark: SparkSession) -> None:
             ours.collect()
         return
     if name.startswith(JAVA_REFUSES):
-        theirs = read_by_tasks(scan._filter, scan.plan_files(), scan.projection())
+        theirs = read_by_tasks(scan.plan.filter, scan.plan_files(), scan.projection())
     assert _comparable(row_texts(ours), name) == _comparable(row_texts(theirs), name)
 
 

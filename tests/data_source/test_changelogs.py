@@ -167,4 +167,4 @@ def test_changelogs(spark: SparkSession, tmp_path: Path, spec: str, kind: str, v
     }
     for way, read in ways.items():
         assert Counter(map(tuple, read())) == expected, way
-    assert not table.check_arrow().num_rows
+    assert not table.arrow.check().num_rows

@@ -146,7 +146,7 @@ def test_shares(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.M
     dealt = ["plan", "entries", "files", "data_files", "delete_files", "position_deletes", "all_entries", "all_files"]
     for name in dealt:
         rows, shares = read(path=place, table=name)
-        whole = table.scan().plan_files_arrow() if name == "plan" else getattr(table.inspect.arrow, name)()
+        whole = table.scan().arrow.plan_files() if name == "plan" else getattr(table.inspect.arrow, name)()
         assert shares > 1 or "delete" in name, name
         assert sorted(map(str, whole.to_pylist())) == sorted(map(str, rows)), name
 
@@ -392,7 +392,7 @@ def test_maintenance_by_procedures(registered: SparkSession, folder: Path, monke
     assert (rewritten["manifests_created"], rewritten["snapshot_id"]) == ("1", str(table.metadata.current_snapshot_id))
     assert len(table.state.manifests) == 1
     assert table.scan().to_arrow().num_rows == len(orders_of(3)) + len(orders_of(4))
-    assert not table.check_arrow().num_rows
+    assert not table.arrow.check().num_rows
     before = sorted(map(str, table.scan().to_arrow().to_pylist()))
     assert called("'rewrite_data_files', min_input_files => 2").result["data_files"] == "2"
     assert called("'rewrite_data_files', min_input_files => 2, commit => true").result["added_data_files"] == "1"

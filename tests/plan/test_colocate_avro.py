@@ -68,7 +68,7 @@ def plan(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") ->
 
 def strategies(table: HandmadeTable, spark: SparkSession) -> dict[str, str]:
     location = table.write()
-    return {way: scan(location, spark, way).plan_choice.strategy for way in WAYS}
+    return {way: scan(location, spark, way).plan.choice.strategy for way in WAYS}
 
 
 def of(part: str | None) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
     assert [len(rows) for rows in expected] == [4, 4, 2]
     spark.conf.set(CACHE, f"{table.folder}/cache")
     assert planned("on the driver") == expected
-    reason = scan(location, spark, "of few").plan_choice.strategy
+    reason = scan(location, spark, "of few").plan.choice.strategy
     assert reason == "colocated: 4 deletion vectors are read beside the data manifests of their partitions"
     contents = {manifest: manifest.read_bytes() for manifest in table.folder.glob("metadata/m*.avro")}
     for manifest, content in contents.items():
@@ -146,7 +146,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
         assert planned(way) == expected, way
     scanned = scan(location, spark, "on the driver")
     reason = "colocated: 4 deletion vectors are few enough for the driver to read"
-    assert scanned.plan_choice.strategy == reason
+    assert scanned.plan.choice.strategy == reason
     # A leaf may be gone before it is read.
     for manifest, content in contents.items():
         manifest.write_bytes(content)
@@ -162,7 +162,7 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
         table.add(0, 1, data(path(f"{part}2"), **of(part)))
         table.add(1, 1, deletion_vector(path(f"{part}2"), **of(part)))
     table.add(1, 1, deletion_vector(path("gone"), **of("d")))
-    manifests = scan(table.write(), spark, "read together").plan_choice.coplanned
+    manifests = scan(table.write(), spark, "read together").plan.choice.coplanned
     assert {number: list(others) for number, others in manifests.partners.items()} == {
         0: [2], 1: [2], 3: [5], 4: [5], 6: [8], 7: [8]}  # fmt: skip
     assert manifests.deletes.column("manifest").to_pylist() == [2, 5, 8]
@@ -268,7 +268,7 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
     for way in ("read together", "of few"):
         planned = scan(location, spark, way)
         assert [row.deletes for row in planned.plan_files().collect()] == [[]]
-        assert planned.plan_choice.strategy == "join: no deletion vector is in a partition that is read"
+        assert planned.plan.choice.strategy == "join: no deletion vector is in a partition that is read"
     with pytest.raises(Exception, match="another partition spec or partition"):
         scan(location, spark, "on the driver").plan_files()
 

@@ -156,4 +156,4 @@ def test_a_long_residual_is_not_copied_for_each_of_many_files(
     scan = sm.load_table(table.write(), spark=spark).scan(f"({long}) or id > 0")
     planned = scan.plan_files()
     assert "Join" in optimized_plan(planned)
-    assert sorted(row.residual for row in planned.collect()) == sorted(scan.plan_files_arrow()["residual"].to_pylist())
+    assert sorted(row.residual for row in planned.collect()) == sorted(scan.arrow.plan_files()["residual"].to_pylist())

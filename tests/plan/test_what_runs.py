@@ -155,7 +155,7 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
 def test_the_choice_says_where_manifests_are_read(
     table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
 ) -> None:
-    choice = choose(prune_manifests(watch(table, planning, on_driver).scan._filter))
+    choice = choose(prune_manifests(watch(table, planning, on_driver).scan.plan.filter))
     readings = [choice.data_reading, choice.delete_reading]
     if planning == "auto":
         assert choice.coplanned is not None
@@ -196,15 +196,15 @@ def test_a_plan_of_another_filter_opens_no_small_manifest_again(
     """A plan that reads the manifests itself has the same rows. A join reads the kinds of deletes each time."""
     watched, kinds = watch(table, planning, on_driver=True), set() if planning == "auto" else DELETES
     again = table_scan(watched.scan.state, "id = 1", ("*",), True, None, {})
-    assert watched.during(lambda: watched.scan.filter("id = 2").plan_files_arrow())[0] == {LIST} | DATA | DELETES
+    assert watched.during(lambda: watched.scan.filter("id = 2").arrow.plan_files())[0] == {LIST} | DATA | DELETES
     plans: list[Any] = []
-    assert watched.during(lambda: plans.append(again.plan_files_arrow())) == (kinds, 0)
+    assert watched.during(lambda: plans.append(again.arrow.plan_files())) == (kinds, 0)
     other = watch(table, planning, on_driver=True, row_filter="id = 1").scan
-    assert plans[0].equals(other.plan_files_arrow())
+    assert plans[0].equals(other.arrow.plan_files())
     assert len(plans[0]) == 2
     with monkeypatch.context() as large:
         large.setattr(decoder, "SMALL_MANIFEST_BYTES", 0)
-        assert watched.during(lambda: watched.scan.filter("id = 0").plan_files_arrow())[0] == DATA | DELETES
+        assert watched.during(lambda: watched.scan.filter("id = 0").arrow.plan_files())[0] == DATA | DELETES
 
 
 @pytest.mark.parametrize("planning", ["auto", "join"])
@@ -214,10 +214,10 @@ def test_contradictions_beyond_a_filter_are_no_errors_of_entries_in_memory(
     table.add(1, 1, *(deletion_vector("x:y1", partition={"part": "y"}) for _ in range(2)))
     state = watch(table, planning, on_driver=True).scan.state
     for row_filter in ("part = 'x'", "part = 'x' and id = 1"):
-        planned = table_scan(state, row_filter, ("*",), True, None, {}).plan_files_arrow()
+        planned = table_scan(state, row_filter, ("*",), True, None, {}).arrow.plan_files()
         assert [len(deletes) for deletes in planned.column("deletes").to_pylist()].count(1) == 1
     with pytest.raises(sm.ValidationError, match="two deletion vectors for x:y1"):
-        table_scan(state, "true", ("*",), True, None, {}).plan_files_arrow()
+        table_scan(state, "true", ("*",), True, None, {}).arrow.plan_files()
 
 
 def test_the_memory_of_entries_has_a_limit() -> None:

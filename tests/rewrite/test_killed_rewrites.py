@@ -91,7 +91,7 @@ def test_rewrites_are_killed(spark: SparkSession, tmp_path: Path, version: int, 
             process.wait()
         table = sm.load_table(location, spark=spark)
         assert sorted(table.scan().to_arrow().column("id").to_pylist()) == expected
-        assert not table.check_arrow().num_rows
+        assert not table.arrow.check().num_rows
         left = files_below(Path(local_path(location))) - reached(table)
         orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
         assert orphans == left

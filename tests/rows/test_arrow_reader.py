@@ -44,7 +44,7 @@ REFUSED_BY_JAVA = {"equality_evolved_v2", "equality_evolved_v3"}
 
 
 def rows_of(scan: Scan, *metadata_columns: str) -> DataFrame:
-    return read_by_tasks(scan._filter, scan.plan_files(), scan.projection(), metadata_columns)
+    return read_by_tasks(scan.plan.filter, scan.plan_files(), scan.projection(), metadata_columns)
 
 
 @pytest.mark.parametrize("name", slice_of(NAMES))

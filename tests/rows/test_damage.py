@@ -31,7 +31,7 @@ REQUIRED = ({"id": 1, "name": "id", "required": True, "type": "long"}, OPTIONAL[
 
 def by_tasks(table: sm.Table) -> DataFrame:
     scan = table.scan()
-    return read_by_tasks(scan._filter, scan.plan_files(), scan.projection())
+    return read_by_tasks(scan.plan.filter, scan.plan_files(), scan.projection())
 
 
 def by_spark(table: sm.Table) -> DataFrame:

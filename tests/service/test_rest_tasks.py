@@ -259,5 +259,5 @@ def test_by_the_schema_of_the_table_or_of_the_snapshot(spark: SparkSession, smal
 
 def test_most_files(spark: SparkSession, small: PyIcebergTable):
     table = sm.load_table(small.metadata_location, spark=spark)
-    assert table.scan().most_files() == 6
-    assert table.scan(e.AlwaysFalse()).most_files() == 0
+    assert table.scan().plan.most_files() == 6
+    assert table.scan(e.AlwaysFalse()).plan.most_files() == 0

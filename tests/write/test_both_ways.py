@@ -160,7 +160,7 @@ def files(table: Table, change: Callable[[SnapshotUpdate], object]) -> Table:
 
 def planned(table: Table, count: int) -> pa.Table:
     """Return some files of a plan. Tables with equal files give the same ones."""
-    plan = table.scan().plan_files_arrow().drop_columns(["deletes"])
+    plan = table.scan().arrow.plan_files().drop_columns(["deletes"])
     order = sorted(range(len(plan)), key=lambda place: str(_rows(plan.column("file_path")[place].as_py())))
     return plan.take(pa.array(order[:count]))
 
@@ -257,7 +257,7 @@ def _deleted(table: Table, contents: dict[str, str]) -> list[str]:
     """Return the positions that are deleted in each file."""
     state = table.state
     deleted = []
-    for row in table.scan().plan_files_arrow().to_pylist():
+    for row in table.scan().arrow.plan_files().to_pylist():
         for delete in row["deletes"]:
             if delete["content"] == 2:  # of keys
                 deleted.append(f"{contents[row['file_path']]} {_rows(delete['file_path'])}")

@@ -91,7 +91,7 @@ def new_table(tmp_path: Path, *columns: IcebergType) -> Table:
 
 
 def written(table: Table) -> list[dict[str, Any]]:
-    paths = table.scan().plan_files_arrow().column("file_path").to_pylist()
+    paths = table.scan().arrow.plan_files().column("file_path").to_pylist()
     return [row for path in paths for row in pq.read_table(path.removeprefix("file://")).to_pylist()]
 
 
