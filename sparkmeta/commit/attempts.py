@@ -23,7 +23,7 @@ from sparkmeta.errors import (
     proves_failure,
     translated_errors,
 )
-from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
+from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids, refuse_read_only
 from sparkmeta.reports import COMMIT, commit_report, failures_reported
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
@@ -71,7 +71,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
 
 def _committed(table: TableT, steps: Sequence[Step], tried: list[int]) -> TableT:
     """See `commit_steps`. `tried` gets the numbers of attempts."""
-    table.refuse_read_only()
+    refuse_read_only(table)
     retries = commit_retries(table.metadata.properties)
     started = time.monotonic()
     table = _current(table, steps)

@@ -416,6 +416,13 @@ class SnapshotUpdate:
         self._progress = Progress()
         self._closed = False
 
+    def __enter__(self) -> Self:
+        """Return the update, so that a block can collect its changes: `with tx.update_snapshot() as update`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the changes to the transaction, which commits them at its end."""
+
     # -- Operations -------------------------------------------------------------------------------------------------
 
     def append(self, files: GivenFiles | BaseTable | TableState) -> Self:

@@ -25,7 +25,7 @@ from sparkmeta.commit.new_snapshot import RefUpdate, refuse_tag
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import write_target
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.new_parts import refuse_reserved
 from sparkmeta.spec.summary import key_of, summary_properties
@@ -191,7 +191,7 @@ class Transaction(Generic[TableT]):
 
     def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         if not all(isinstance(update, _REF_UPDATES) for update in updates):
-            self.table.refuse_lists_of_version_4()
+            refuse_lists_of_version_4(self.table.metadata, self.table.full_name)
         return self._add(_MetadataStep(tuple(updates), tuple(requirements))) if updates else self
 
     def _add(self, step: Step) -> Self:
@@ -204,7 +204,7 @@ class Transaction(Generic[TableT]):
     def _add_snapshot(self, step: Step) -> None:
         """Add a step that creates a snapshot when the transaction commits."""
         self._refuse_committed()
-        self.table.refuse_lists_of_version_4()
+        refuse_lists_of_version_4(self.table.metadata, self.table.full_name)
         refuse_encrypted(self.table_metadata, "and can't be committed to")
         self._steps.append(step)
 

@@ -27,6 +27,7 @@ from sparkmeta.errors import (
     ValidationError,
     shown,
 )
+from sparkmeta.operations.table_operations import refuse_read_only
 from sparkmeta.session import NoSession, TaskFunction
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.summary import EPOCH, STREAM, summary_properties
@@ -144,7 +145,7 @@ class SinkTasks:
             UnsupportedError: the table can't be committed to, or has a type, transform or format that can't be written.
         """
         metadata, location = table.metadata, table.location()
-        table.refuse_read_only()
+        refuse_read_only(table)
         _ = table.transaction().update_snapshot(options.branch, options.snapshot_properties).head
         check_schema(schema, metadata.schema(), location)
         if options.mode == UPSERT and overwrites:

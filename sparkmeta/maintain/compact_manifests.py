@@ -23,7 +23,7 @@ from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.relation import collected, grouped, where
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_lists, refuse_read_only
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -341,8 +341,8 @@ class _CompactionStep(RewriteStep):
 
 def plan_compaction(table: TableT, options: CompactionOptions) -> CompactionPlan[TableT]:
     """See `Maintenance.compact_manifests`."""
-    table.refuse_lists()
-    table.refuse_read_only()
+    refuse_lists(table.metadata, table.full_name)
+    refuse_read_only(table)
     options.check()
     return compaction_of(table, table.state, options)
 

@@ -21,7 +21,7 @@ from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.entries.tally import KindCount
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.progress import planning
@@ -236,7 +236,7 @@ class _DanglingStep(RewriteStep):
 def plan_removal(table: TableT, options: BranchOptions) -> DanglingDeletesPlan[TableT]:
     """See `Maintenance.remove_dangling_deletes`."""
     options.check()
-    table.refuse_read_only()
+    refuse_read_only(table)
     refuse_rewrite(table.metadata)
     head = branch_head(table.state, options.branch)
     state = with_root(head, base_root(head)) if has_tree(table.metadata) else head

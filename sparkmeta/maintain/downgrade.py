@@ -27,7 +27,7 @@ from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.rewrite_manifests import CONTENTS
 from sparkmeta.manifests.sorted_manifests import EntryTasks, file_count, key_columns, range_count
 from sparkmeta.manifests.v4.tree_manifests import MASKED
-from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.operations.table_operations import TableT, metadata_folder, refuse_read_only
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame
 from sparkmeta.snapshot.search import live_files
@@ -514,7 +514,7 @@ def plan_downgrade(table: TableT, options: DowngradeOptions) -> DowngradePlan[Ta
     """See `Maintenance.downgrade`."""
     options.check()
     tree_metadata(table.metadata)
-    table.refuse_read_only()
+    refuse_read_only(table)
     heads = table_heads(table.state)
     _refuse(table.state, leaf_groups(heads))
     return DowngradePlan(table, heads)

@@ -18,7 +18,7 @@ from sparkmeta.inspect.history import snapshots as snapshot_rows
 from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.progress import planning
 from sparkmeta.session import local_frame
 from sparkmeta.snapshot.state import task_reader
@@ -335,7 +335,7 @@ def plan_expiry(table: TableT, options: ExpiryOptions) -> ExpiryPlan[TableT]:
     """See `Maintenance.expire_snapshots`."""
     options.check()
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
-    table.refuse_read_only()
+    refuse_read_only(table)
     if options.cleanup != NONE:
         task_reader(table.state)
     rules = ExpiryRules(

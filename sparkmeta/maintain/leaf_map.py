@@ -13,6 +13,7 @@ from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import leaf_ranges
 from sparkmeta.commit.new_snapshot import branch_head, with_root
 from sparkmeta.maintain.health_measures import placed_bars
+from sparkmeta.operations.table_operations import refuse_lists
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.location import file_name
 from sparkmeta.text import middle_out
@@ -94,7 +95,7 @@ def _span(bar: LeafBar) -> Span:
 
 def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:
     """See `Maintenance.leaf_map`."""
-    table.refuse_lists()
+    refuse_lists(table.metadata, table.full_name)
     head = branch_head(table.state, branch)
     base, spec_id = base_root(head), table.metadata.default_spec_id
     if base.root is None:

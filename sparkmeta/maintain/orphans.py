@@ -49,7 +49,7 @@ from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.reachable import count_files, reachable_paths
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.progress import planning
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import refuse_without_gc
@@ -427,7 +427,7 @@ def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
     older_than_ms = options.older_than_ms(int(time.time() * 1000))
     refuse_without_gc(table.metadata)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
-    table.refuse_read_only()
+    refuse_read_only(table)
     executor_writer(table.state.files)
     if options.files is not None:
         inventory_files(options.files)

@@ -33,7 +33,7 @@ from sparkmeta.maintain.partition_statistics_tasks import (
 from sparkmeta.maintain.plans import SnapshotPlanSummary
 from sparkmeta.maintain.rewrite_manifests import public_manifests
 from sparkmeta.maintain.table_statistics import SnapshotOptions, StatisticsPlan, state_of
-from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.operations.table_operations import TableT, metadata_folder, refuse_read_only
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.avro_name import avro_name
@@ -297,7 +297,7 @@ def plan_partition_stats(table: TableT, options: PartitionStatsOptions) -> Parti
     refuse_unknown_transforms(state)
     _refuse_shared_ids(state)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
-    table.refuse_read_only()
+    refuse_read_only(table)
     task_reader(state)
     if state.snapshot is None:
         return PartitionStatsPlan(table, state, NONE, None)

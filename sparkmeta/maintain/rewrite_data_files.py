@@ -30,7 +30,7 @@ from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewrite
 from sparkmeta.maintain.plans import RewritePlan, SnapshotPlanSummary
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.manifests.sorted_manifests import most_tasks
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.progress import planning, tracked
 from sparkmeta.rows.arrow_reader import PART_BYTES, PLANNED, parts, parts_table, task_rows
@@ -552,7 +552,7 @@ def _sum(groups: pa.Table, column: str) -> int:
 
 def plan_data_rewrite(table: TableT, options: DataRewriteOptions) -> DataRewritePlan[TableT]:
     """See `Maintenance.rewrite_data_files`."""
-    table.refuse_read_only()
+    refuse_read_only(table)
     metadata = table.metadata
     refuse_rewrite(metadata)
     check_snapshot_options(metadata)

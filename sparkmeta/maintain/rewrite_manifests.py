@@ -23,7 +23,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, translated_error
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.manifests.manifest_tasks import ManifestTasks
 from sparkmeta.manifests.sorted_manifests import MOST_RANGES, file_count, key_columns, spread
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.progress import tracked
@@ -363,7 +363,7 @@ def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
 def plan_rewrite(table: TableT, options: ManifestRewriteOptions) -> ManifestRewritePlan[TableT]:
     """See `Maintenance.rewrite_manifests`."""
     options.check()
-    table.refuse_read_only()
+    refuse_read_only(table)
     head = branch_head(table.state, options.branch)
     _refuse(head)
     return ManifestRewritePlan(table, head, options, tuple(manifest_groups(head, options)))

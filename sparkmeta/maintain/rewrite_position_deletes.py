@@ -34,7 +34,7 @@ from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refu
 from sparkmeta.maintain.file_groups import FileSizes
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary
 from sparkmeta.manifests.sorted_manifests import most_tasks
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
@@ -548,7 +548,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
 
 def plan_delete_rewrite(table: TableT, options: DeleteRewriteOptions) -> DeleteRewritePlan[TableT]:
     """See `Maintenance.rewrite_position_delete_files`."""
-    table.refuse_read_only()
+    refuse_read_only(table)
     metadata = table.metadata
     refuse_rewrite(metadata)
     check_snapshot_options(metadata)

@@ -25,7 +25,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
 from sparkmeta.maintain.sketches import SKETCH_SCHEMA, ColumnSketches, merge_sketches
-from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.operations.table_operations import TableT, metadata_folder, refuse_read_only
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import count_files, plan_files
 from sparkmeta.plan.filter import ScanFilter
@@ -281,7 +281,7 @@ def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPla
     options.check()
     state = state_of(table, options.snapshot_id)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
-    table.refuse_read_only()
+    refuse_read_only(table)
     return TableStatsPlan(table, state, _chosen(state, options.columns))
 
 

@@ -17,7 +17,7 @@ from sparkmeta.entries.arrays import live_count
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
 from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.maintain.plans import PlanSummary, TablePlan
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import undo_upgrade, upgrade_lists, upgrade_metadata
@@ -223,7 +223,7 @@ def plan_upgrade(table: TableT, options: UpgradeOptions) -> UpgradePlan[TableT]:
     options.check()
     version = options.format_version
     _refuse(table.metadata, version)
-    table.refuse_read_only(as_tree=version == TREE_VERSION)
+    refuse_read_only(table, as_tree=version == TREE_VERSION)
     return UpgradePlan(table, version, options.compact)
 
 
@@ -324,7 +324,7 @@ def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradeP
         raise ValidationError(f"{table.full_name}: there is no format version {format_version} to go back to")
     version = _version_before(table.state) if format_version is None else format_version
     undo_upgrade(metadata, version)
-    table.refuse_read_only()
+    refuse_read_only(table)
     return UndoUpgradePlan(table, version)
 
 

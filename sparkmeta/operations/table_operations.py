@@ -317,10 +317,6 @@ class BaseTable:
     identifier: tuple[str, ...]
     operations: TableOperations
 
-    def __dir__(self) -> list[str]:
-        """Offer what is public to completion: without the checks that other rooms use."""
-        return [name for name in super().__dir__() if not name.startswith("refuse_")]
-
     @property
     def full_name(self) -> str:
         """The identifier as text."""
@@ -359,33 +355,27 @@ class BaseTable:
         current = self.operations.refresh()
         return self if current == self.version else self.at(current)
 
-    def refuse_read_only(self, *, as_tree: bool = False) -> None:
-        """Raise UnsupportedError if the table can't be committed to.
 
-        Args:
-            as_tree: whether the commit makes the table a metadata tree, if it is none already.
-        """
-        if self.operations.refusal is not None:
-            raise UnsupportedError(f"{self.full_name}: {self.metadata_location}: {self.operations.refusal}")
-        if not self.operations.replaces_metadata and (as_tree or has_tree(self.metadata)):
-            raise UnsupportedError(f"{self.full_name}: {TREES_ELSEWHERE}")
+def refuse_read_only(table: BaseTable, *, as_tree: bool = False) -> None:
+    """Raise UnsupportedError if a table can't be committed to.
 
-    def refuse_lists_of_version_4(self) -> None:
-        """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
-        refuse_lists_of_version_4(self.metadata, self.full_name)
-
-    def refuse_lists(self) -> None:
-        """Raise UnsupportedError if the table has manifest lists, not a metadata tree."""
-        _refuse_lists(self.metadata, self.full_name)
+    Args:
+        table: the table.
+        as_tree: whether the commit makes the table a metadata tree, if it is none already.
+    """
+    if table.operations.refusal is not None:
+        raise UnsupportedError(f"{table.full_name}: {table.metadata_location}: {table.operations.refusal}")
+    if not table.operations.replaces_metadata and (as_tree or has_tree(table.metadata)):
+        raise UnsupportedError(f"{table.full_name}: {TREES_ELSEWHERE}")
 
 
-def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:
-    """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
-    if metadata.format_version > 3:
-        _refuse_lists(metadata, name)
+def refuse_lists(metadata: TableMetadata, name: str) -> None:
+    """Raise UnsupportedError if a table has manifest lists, not a metadata tree.
 
-
-def _refuse_lists(metadata: TableMetadata, name: str) -> None:
+    Args:
+        metadata: the table's metadata.
+        name: the table's name.
+    """
     if has_tree(metadata):
         return
     problem = f"{name}: it is a table of format version {metadata.format_version} with manifest lists"
@@ -398,6 +388,12 @@ def _refuse_lists(metadata: TableMetadata, name: str) -> None:
     in_python = message("table.maintenance.rewrite_manifests()", "table.maintenance.upgrade(4)")
     on_command_line = message("`sparkmeta rewrite-manifests`", "`sparkmeta upgrade --format-version 4`")
     raise UnsupportedError(in_python).for_command_line(on_command_line)
+
+
+def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:
+    """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
+    if metadata.format_version > 3:
+        refuse_lists(metadata, name)
 
 
 TableT = TypeVar("TableT", bound=BaseTable)

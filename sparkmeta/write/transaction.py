@@ -14,7 +14,7 @@ from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.rows.arrow_reader import ALONE_BYTES
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
@@ -320,7 +320,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
         """Make a change of rows. If it fails, drop it from the transaction and delete its files."""
         if self._repeats(change.branch, change.properties, change.key):
             return self
-        self.table.refuse_read_only()
+        refuse_read_only(self.table)
         if change.isolation is not None:
             ISOLATION.check("isolation", change.isolation)
         check_snapshot_options(self.table_metadata)

@@ -156,6 +156,15 @@ def test_the_largest_limit(table: sm.Table, spark: SparkSession) -> None:
     assert live(table) == ["f1"]
 
 
+def test_an_update_is_a_block(table: sm.Table, spark: SparkSession) -> None:
+    with table.transaction() as tx, tx.update_snapshot() as update:
+        update.append(files(spark, 1))
+    assert live(table.refresh()) == ["f1"]
+    with pytest.raises(ZeroDivisionError), table.transaction() as tx, tx.update_snapshot() as update:
+        update.append(files(spark, 2)).append(files(spark, 1 // 0))
+    assert live(table.refresh()) == ["f1"]
+
+
 def test_filters_prune_by_partition_and_stats(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 3)))
