@@ -242,6 +242,12 @@ class MatchingRows:
         )
         return replace(self, rows=rows, schema=pa.schema([self.schema.field(index) for index in indices]))
 
+    def with_dictionary(self, index: int) -> MatchingRows:
+        """Return a reader that dictionary-encodes a column of texts, such as a path, which is the same in many rows."""
+        field = self.schema.field(index).with_type(pa.dictionary(pa.int32(), pa.string()))
+        rows = replace(self.rows, schema=self.rows.schema.set(index, field))
+        return replace(self, rows=rows, schema=self.schema.set(index, field))
+
     def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of parts of files; see `RowReader.read`."""
         for batch in self.rows.read(parts):

@@ -6,18 +6,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from itertools import groupby
 from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.columns.row_tests import Junction
 from sparkmeta.entries.records import map_type
 from sparkmeta.manifests.sorted_manifests import task_rows
+from sparkmeta.rows.arrow_reader import MatchingRows
 from sparkmeta.rows.delete_rows import deleted_positions
-from sparkmeta.rows.file_rows import RowReader
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.spec.locations import Locations
@@ -373,40 +372,13 @@ def _written(columns: dict[str, Sequence[Any]], row_count: int) -> pa.RecordBatc
 # -- Find the rows of data files to delete ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PositionTasks:
-    """Reads the columns of a filter and makes masks of the rows that match it. Picklable.
+def matching_masks(rows: MatchingRows, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield masks of the rows of files that match a filter, rows of `MASK_SCHEMA`.
 
     Rows stay in Arrow: Spark sees only the files to read and the masks.
 
-    Attributes:
-        rows: reads the file path, row positions and the columns of the filter, in this order.
-        tests: the filter.
+    Args:
+        rows: reads the file path and row position of rows that match.
+        batches: parts of data files; see `FileRows.read`.
     """
-
-    rows: RowReader
-    tests: Junction
-
-    def masks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `MASK_SCHEMA`.
-
-        Args:
-            batches: parts of data files; see `FileRows.read`.
-        """
-        return position_masks(self._matching(batches))
-
-    def _matching(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        leaf_start = len(self.rows.columns)
-        index_of_leaf = {leaf.id: leaf_start + index for index, leaf in enumerate(self.rows.leaves)}
-        for batch in self.rows.read(batches):
-            matches = self.tests.passes(partial(_value, batch, index_of_leaf))
-            if matches is False:
-                continue
-            positions = batch.select([*range(leaf_start)])
-            matching = positions if matches is True else positions.filter(matches)
-            if len(matching):
-                yield matching
-
-
-def _value(batch: pa.RecordBatch, index_of_leaf: Mapping[int, int], field_id: int) -> pa.Array:
-    return batch.column(index_of_leaf[field_id])
+    return position_masks(rows.read(batches))

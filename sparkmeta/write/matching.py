@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import row_predicate
-from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
 from sparkmeta.entries.arrays import is_kind, whole
 from sparkmeta.entries.relation import distinct, few_or_many, has_rows, matching, names, select, some_columns, where
@@ -25,13 +24,18 @@ from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.rows.arrow_reader import driver_reads, filter_leaves, planned_parts, read_on_driver, task_rows
+from sparkmeta.rows.arrow_reader import (
+    MatchingRows,
+    driver_reads,
+    planned_parts,
+    read_on_driver,
+)
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.snapshot.search import live_relation
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_masks
+from sparkmeta.write.delete_tasks import MASK_SCHEMA, matching_masks, position_masks
 from sparkmeta.write.input import field_value, positional_names
 
 if TYPE_CHECKING:
@@ -177,23 +181,20 @@ class Matching:
     def masks(self) -> Masks:
         """The rows of `positions` as masks; see `masks_of`. Runs a job.
 
-        The driver reads few files. If tasks can open the others and Arrow can evaluate the filter, tasks read the
-        filter's columns with Arrow. Equality deletes are joined by Spark, since there may be many.
+        The driver reads few files. If tasks can open the others, they read the filter's columns with Arrow. Equality
+        deletes are joined by Spark, since there may be many.
         """
         state, files, scan = self.state, self.partial_files, self.scan
         if self.reads_on_driver:
             rows = self._read(files, RowScan(scan, Schema(), (FILE, POSITION)))
             return pa.Table.from_batches(position_masks(rows.to_batches()), MASK_SCHEMA)
-        tests = row_tests(scan.row_filter)
-        if tests is None or state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
+        if state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
             return masks_of(self.positions, files, state)
-        rows = task_rows(state, Schema(), (FILE, POSITION), filter_leaves(scan))
-        schema = rows.schema.set(0, rows.schema.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
-        find = PositionTasks(replace(rows, schema=schema), tests)
+        matching_rows = MatchingRows.of(scan, Schema(), (FILE, POSITION)).with_dictionary(0)
         size = int(files.numbers("file_size_in_bytes").sum())
         tasks = min(read_tasks(state.spark), len(files), max(_LEAST_TASKS, size // _TASK_BYTES))
         parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
-        return _computed(map_arrow(parts, find.masks, MASK_SCHEMA), files, state)
+        return _computed(map_arrow(parts, partial(matching_masks, matching_rows), MASK_SCHEMA), files, state)
 
     def affected_paths(self, *, masks: bool) -> pa.Array:
         """Return the paths of partly matching files that have matching rows. Runs jobs.

@@ -348,7 +348,7 @@ def test_sorted_rows(catalog: sm.Catalog, monkeypatch: pytest.MonkeyPatch) -> No
 def test_many_files_without_jobs(catalog: sm.Catalog, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a session would do by jobs, a process without one does itself."""
     limits = [(module, "MOST_REQUESTS") for module in (search, vector_targets, lists, deletes)]
-    limits += [(file_writer, "MOST_ON_DRIVER"), (relation, "FEW_FILES"), (arrow_reader, "DRIVER_REQUESTS")]
+    limits += [(file_writer, "MOST_ON_DRIVER"), (relation, "FEW_ROWS"), (arrow_reader, "DRIVER_REQUESTS")]
 
     def run_limited(write: Write, *tables: pa.Table) -> None:
         with monkeypatch.context() as patch:
