@@ -180,7 +180,11 @@ def _operations() -> dict[str, Callable[[str], Callable[[], object]]]:
 
     def plan(folder: str) -> Callable[[], object]:
         location = _table(folder, 3).delete("id = 3").metadata_location
-        return lambda: sm.load_table(location).scan("part = 0 and id < 50").arrow.plan_files()
+
+        def planned() -> pa.Table:
+            return sm.load_table(location).scan("part = 0 and id < 50").arrow.plan_files()
+
+        return planned
 
     def append_file(folder: str) -> Callable[[], object]:
         table = _table(folder, 4)

@@ -10,9 +10,9 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.entries.relation import exploded
 from sparkmeta.errors import NotFoundError, SparkmetaError, translated_errors
 from sparkmeta.plan.files import plan_schema
-from sparkmeta.entries.relation import exploded
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.scan import Scan
 from sparkmeta.service.rest_tasks import rest_tasks

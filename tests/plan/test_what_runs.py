@@ -196,7 +196,7 @@ def test_a_plan_of_another_filter_opens_no_small_manifest_again(
     """A plan that reads the manifests itself has the same rows. A join reads the kinds of deletes each time."""
     watched, kinds = watch(table, planning, on_driver=True), set() if planning == "auto" else DELETES
     again = table_scan(watched.scan.state, "id = 1", ("*",), True, None, {})
-    assert watched.during(lambda: watched.scan.filter("id = 2").arrow.plan_files())[0] == {LIST} | DATA | DELETES
+    assert watched.during(watched.scan.filter("id = 2").arrow.plan_files)[0] == {LIST} | DATA | DELETES
     plans: list[Any] = []
     assert watched.during(lambda: plans.append(again.arrow.plan_files())) == (kinds, 0)
     other = watch(table, planning, on_driver=True, row_filter="id = 1").scan
@@ -204,7 +204,7 @@ def test_a_plan_of_another_filter_opens_no_small_manifest_again(
     assert len(plans[0]) == 2
     with monkeypatch.context() as large:
         large.setattr(decoder, "SMALL_MANIFEST_BYTES", 0)
-        assert watched.during(lambda: watched.scan.filter("id = 0").arrow.plan_files())[0] == DATA | DELETES
+        assert watched.during(watched.scan.filter("id = 0").arrow.plan_files)[0] == DATA | DELETES
 
 
 @pytest.mark.parametrize("planning", ["auto", "join"])
