@@ -20,8 +20,9 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.commit import file_writer, lists, relation, snapshot_writer, vector_targets
+from sparkmeta.commit import file_writer, lists, snapshot_writer, vector_targets
 from sparkmeta.data_source import sink
+from sparkmeta.entries import relation
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, UnsupportedError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows import arrow_reader
