@@ -155,7 +155,7 @@ def _read_columns(
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)
                     value = default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind)
-                    values.append(sql.when(sql.lit(True), value))  # nullable, as values of files
+                    values.append(sql.nullable(value))
                 case Null():
                     values.append(sql.lit(None).cast(read_type(field.field_type)))
     except _UnreadError:

@@ -77,6 +77,8 @@ class Maker:
         match shape:
             case "struct":
                 fields = [self.field(depth - 1, is_added=is_added) for _ in range(self.rng.randint(1, 3))]
+                if len(fields) > 1 and self.chance(0.2):
+                    fields[-1]["name"] = fields[0]["name"].swapcase()
                 return {"type": "struct", "fields": fields}
             case "list":
                 return {"type": "list", "element-id": next(self.ids), "element": inner(), "element-required": False}
@@ -263,14 +265,17 @@ class Selection:
             is_option: whether there is one selection, by the exact names.
             metadata: the metadata columns to select from.
         """
-        every, case_sensitive, columns_known = list(places(schema)), is_option or rng.random() < 0.7, metadata
+        every, known = list(places(schema)), metadata
+        spelled = {name for each in every for name in each.names}
+        is_ambiguous = len({name.lower() for name in spelled}) < len(spelled)
+        case_sensitive = is_option or is_ambiguous or rng.random() < 0.6
         ids, steps = frozenset(ids_inside(schema)), list[tuple[str, ...]]()
         for step in range(1 if is_option else rng.choice((1, 1, 1, 2, 3))):
             # A further selection is mostly of what the earlier one has.
             fitting = [each for each in every if each.ids & ids] if rng.random() < 0.8 else every
             chosen = [rng.choice(fitting) for _ in range(rng.randint(1, 4))] if fitting else []
             names = [rng.choice(each.names) for each in chosen]
-            columns = [name for name in columns_known if rng.random() < 0.15]
+            columns = [name for name in known if rng.random() < 0.15]
             names += columns
             rng.shuffle(names)
             columns.sort(key=names.index)
