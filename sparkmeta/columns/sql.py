@@ -257,8 +257,8 @@ def when(condition: Sql, value: object) -> Case:
 
 
 def nullable(value: Sql) -> Sql:
-    """Return a value as nullable, as columns of files are. Spark drops the CASE when it optimizes a query."""
-    return when(lit(True), value)
+    """Return a value as nullable, as columns of files are. Spark drops the function when it optimizes a query."""
+    return call("nullif", value, lit(None))
 
 
 def chain(operator: str, operands: Sequence[Sql]) -> Sql:
