@@ -229,7 +229,7 @@ def test_limit(run, location):
 
 
 def test_columns_and_where(run, location):
-    options = ("--columns", "record_count, partition.country", "--where", "partition.country = 'NO'")
+    options = ("--columns", '"record_count", partition.country', "--where", "partition.country = 'NO'")
     assert rows_of(run("files", location, "-o", "json", *options)) == [{"record_count": 5, "country": "NO"}] * LOADS
     assert run("files", location, *options[2:]).stdout.count("  country=NO") == LOADS
     assert "no rows" in run("files", location, "--where", "record_count > 5").stdout

@@ -16,7 +16,6 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     MapType,
-    StructField,
     StructType,
     VariantType,
 )
@@ -27,7 +26,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.rows.columns import field_values, shaped
+from sparkmeta.rows.columns import field_values, shaped, struct_fields
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.read import RowScan, are_few, empty_rows, rows_of, rows_of_few, union_of
 
@@ -245,12 +244,7 @@ def _comparable(value: Sql, kind: DataType) -> Sql:
         case VariantType():
             return sql.concat(sql.call("schema_of_variant", value), " ", sql.call("to_json", value))
         case StructType():
-            # Field names may differ only in case, so fields are renamed by index.
-            indexed_type = StructType(
-                [StructField(f"f{index}", field.dataType) for index, field in enumerate(kind.fields)]
-            )
-            indexed = value.cast(indexed_type)
-            values = [indexed[field.name] for field in indexed_type.fields]
+            values = struct_fields(value, kind)
             keys = [_comparable(*pair) for pair in zip(values, (field.dataType for field in kind.fields), strict=True)]
             if all(key.text == field.text for key, field in zip(keys, values, strict=True)):
                 return value

@@ -17,7 +17,7 @@ from pyspark.sql.types import VariantVal
 
 from sparkmeta.arrow_types import is_variant
 from sparkmeta.changes.changed_files import INSERT
-from sparkmeta.entries.arrays import compact_lists, whole
+from sparkmeta.entries.arrays import compact_lists, narrowed, whole
 from sparkmeta.rows.arrow_reader import MatchingRows
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 
@@ -36,11 +36,11 @@ class ComparedRows:
 
     Attributes:
         rows: reads all columns of the table, then the columns of changes.
-        columns: the indices of the columns to return.
+        schema: the columns to return, which may lack nested fields.
     """
 
     rows: MatchingRows
-    columns: tuple[int, ...]
+    schema: pa.Schema
 
     def read(self, parts: Iterable[pa.RecordBatch], bucket: int, buckets: int) -> pa.Table:
         """Return the changed rows of one bucket."""
@@ -54,7 +54,9 @@ class ComparedRows:
         rows = pa.concat_tables(batches)
         inserted = np.asarray(pc.equal(rows.column(compared), INSERT))
         codes = row_codes([whole(column) for column in rows.columns[:compared]])
-        return rows.filter(pa.array(remaining(codes, inserted))).select([*self.columns])
+        changed = rows.filter(pa.array(remaining(codes, inserted)))
+        columns = [narrowed(changed.column(field.name), field.type) for field in self.schema]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
 
 def remaining(codes: Codes, inserted: Flags) -> Flags:

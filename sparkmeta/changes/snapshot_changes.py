@@ -162,9 +162,6 @@ class ChangeReaders:
         """
         if not changes:
             return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns))
-        schema, names = scan.filter.schema, tuple(CHANGE_COLUMNS)
-        index_by_id = {field.field_id: index for index, field in enumerate(schema.fields)}
-        projected = [index_by_id[field.field_id] for field in scan.projection.fields]
-        columns = (*projected, *(len(index_by_id) + index for index in range(len(names))))
-        compared = ComparedRows(MatchingRows.of(scan.filter, schema, names), columns)
-        return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, names), compared)
+        names = tuple(CHANGE_COLUMNS)
+        plain = MatchingRows.of(scan.filter, scan.projection, names)
+        return ChangeReaders(plain, ComparedRows(MatchingRows.of(scan.filter, scan.filter.schema, names), plain.schema))

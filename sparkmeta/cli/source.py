@@ -135,8 +135,10 @@ VERBOSE = "sparkmeta.verbose"
 
 
 def names(text: str) -> list[str]:
-    """Split a list of names such as ``a,b``."""
-    return [name.strip() for name in text.split(",")]
+    """Split a list of names such as ``a,b``; see `listed_names`."""
+    from sparkmeta.columns.filter_text import listed_names
+
+    return listed_names(text)
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ from pyiceberg.expressions.parser import predicate as predicate_syntax
 from pyparsing import ParseException
 
 from sparkmeta.columns.conditions import Junction, balanced, fold
-from sparkmeta.errors import InvalidFilterError, shown
+from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,21 +55,25 @@ _LITERALS: Final[dict[str, Callable[[str], Literal[Any]]]] = {
 }
 _LISTED: Final = (*_LITERALS, f"(?:{'|'.join([*_LITERALS][1:])})")
 _LIST: Final = "|".join(f"{literal}(?:{_SPACE},{_SPACE}{literal})++" for literal in _LISTED)
+_QUOTED_TEXT: Final = r"'(?:[^'\\]|''|\\.)*'"
+_QUOTED_NAME: Final = r'"(?:[^"\\]|\\.)*"'
 _TOKEN: Final = re.compile(
     rf"""\s*(?:(?P<list>\({_SPACE}(?:{_LIST}){_SPACE}\))"""
-    r"""|(?P<quoted>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[\w$.]+)|(?P<other>[^\s'"]))""",
+    rf"""|(?P<quoted>{_QUOTED_TEXT}|{_QUOTED_NAME})|(?P<word>[\w$.]+)|(?P<other>[^\s'"]))""",
     re.DOTALL,
 )
 # Quoted texts, and numbers with exponents.
 _SPELLED: Final = re.compile(
-    r"""'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.$])(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+)(?![\w.])""",
+    rf"{_QUOTED_TEXT}|{_QUOTED_NAME}|(?<![\w.$])(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+)(?![\w.])",
     re.DOTALL,
 )
+_LISTED_NAME: Final = re.compile(rf'((?:{_QUOTED_NAME}|[^",])*),', re.DOTALL)
 # Largest exponent of a number, since the grammar takes numbers without exponents only. Doubles end at 308.
 _MOST_EXPONENT: Final = 400
-# pyiceberg's grammar takes no text with these, and no quoted name with a dot. Characters for private use that the
-# filter lacks replace them while it parses.
-_BREAKS: Final = "\n\r"
+# pyiceberg's grammar takes no text with line breaks, turns tabs into spaces, and takes no quoted name with these other
+# characters. Characters for private use that the filter lacks replace them while it parses.
+_NOT_IN_TEXTS: Final = "\n\r\t"
+_NOT_IN_NAMES: Final = f'{_NOT_IN_TEXTS}."\\'
 _PRIVATE: Final = range(0xE000, 0xF900)
 _OPERATORS: Final = {
     "<": LessThan,
@@ -139,6 +143,22 @@ def parse_text(text: str) -> BooleanExpression:
     return _Parser(text).parse()
 
 
+def listed_names(text: str) -> list[str]:
+    """Return the names of columns in a list with commas, in which names are quoted as in filters.
+
+    Raises:
+        InvalidArgumentError: a quote has no end.
+    """
+    names = _LISTED_NAME.findall(f"{text},")
+    if ",".join(names) != text:
+        raise InvalidArgumentError(f'{shown(text)} has a quote without its end; a quote in a quoted name is \\"')
+    return [re.sub(_QUOTED_NAME, _unquoted, name.strip(), flags=re.DOTALL) for name in names]
+
+
+def _unquoted(name: re.Match[str]) -> str:
+    return re.sub(r"\\(.)", r"\1", name[0][1:-1], flags=re.DOTALL)
+
+
 def as_text(expression: BooleanExpression) -> str:
     """Return an unbound filter as a filter string, with NOT pushed to the predicates, for error messages."""
     return fold(expression, lambda leaf, negated: _predicate_text(~leaf if negated else leaf), _junction_text).text
@@ -203,7 +223,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.given = text
         unused = (chr(code) for code in _PRIVATE if chr(code) not in text)
-        self.replaced = dict(zip((*_BREAKS, "."), unused, strict=False))
+        self.replaced = dict(zip(_NOT_IN_NAMES, unused, strict=False))
         self.text = _SPELLED.sub(self._respelled, text)
         self.operands: list[BooleanExpression] = []
         self.operators: list[str] = []
@@ -244,21 +264,25 @@ class _Parser:
     def _respelled(self, match: re.Match[str]) -> str:
         """Return a quoted text or a number as pyiceberg's grammar takes it."""
         number = match["number"]
+        if number is None and match[0][0] == '"':
+            return f'"{self._replaced(_unquoted(match), _NOT_IN_NAMES)}"'
         if number is None:
-            replaced = f"{_BREAKS}." if match[0][0] == '"' else _BREAKS
-            return match[0].translate({ord(each): self.replaced.get(each, each) for each in replaced})
+            return self._replaced(match[0], _NOT_IN_TEXTS)
         value = Decimal(number)
         if abs(value.adjusted()) > _MOST_EXPONENT:
             return number
         text = f"{value:f}"
         return text if "." in text else f"{text}.0"
 
+    def _replaced(self, text: str, characters: str) -> str:
+        return text.translate({ord(each): self.replaced.get(each, each) for each in characters})
+
     def _as_given(self, text: str) -> str:
         """Return a text with the characters that were replaced."""
         return text.translate({ord(character): given for given, character in self.replaced.items()})
 
     def _restored(self, leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
-        """Return a predicate with the line breaks of its texts and the dots of its quoted names."""
+        """Return a predicate with the characters of its texts and names that were replaced."""
 
         def restored(literal: Literal[Any]) -> Literal[Any]:
             return StringLiteral(self._as_given(literal.value)) if isinstance(literal, StringLiteral) else literal

@@ -256,6 +256,11 @@ def when(condition: Sql, value: object) -> Case:
     return Case(condition, _sql(value))
 
 
+def nullable(value: Sql) -> Sql:
+    """Return a value as nullable, as columns of files are. Spark drops the function when it optimizes a query."""
+    return call("nullif", value, lit(None))
+
+
 def chain(operator: str, operands: Sequence[Sql]) -> Sql:
     """Join operands by AND or OR, without nesting: Spark balances the chain, and is slow to parse parentheses."""
     return operands[0] if len(operands) == 1 else Sql(operator, *operands)

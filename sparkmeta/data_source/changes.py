@@ -94,18 +94,14 @@ class ChangePlans:
         """Read only some columns.
 
         Raises:
-            InvalidArgumentError: the table has no such column, or the name is that of a field of a changelog's column.
+            InvalidArgumentError: the table has no such column.
         """
         if not self.is_changelog:
             self.scan = self.scan.select(*names)
             return
-        schema = self.scan.schema()
-        chosen = [name for name in names if name not in CHANGE_COLUMNS] or [schema.fields[0].name]
-        self.scan = self.scan.select(*chosen)
+        chosen = [name for name in names if name not in CHANGE_COLUMNS]
+        self.scan = self.scan.select(*(chosen or [self.scan.projection().fields[0].name]))
         refuse_change_columns(self.scan.plan.rows)
-        for each in self.scan.projection().fields:
-            if each.field_type != schema.find_field(each.field_id).field_type:
-                raise InvalidArgumentError(f"columns of a changelog are read whole: name {each.name}, not its fields")
 
     @property
     def row_type(self) -> StructType:

@@ -6,6 +6,7 @@ import re
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from sparkmeta.columns.filter_text import listed_names
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, shown
 from sparkmeta.operations.metadata_files import is_metadata_file
 from sparkmeta.session import NoSession
@@ -128,7 +129,7 @@ class ReadOptions(SourceOptions):
         "as-of-timestamp", "Read the snapshot that was current then: milliseconds since 1970, or a time in ISO 8601."
     )
     filter: str | None = option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
-    columns: str | None = option("columns", "The columns to read, with commas between them.")
+    columns: str | None = option("columns", 'The columns to read, with commas between them: id, "name, first".')
     start_snapshot_id: str | None = option(
         "start-snapshot-id", "The snapshot after which a changelog or a stream begins; by default with the first one."
     )
@@ -155,7 +156,7 @@ class ReadOptions(SourceOptions):
     @property
     def column_names(self) -> list[str] | None:
         """The columns to read; None for all."""
-        return None if self.columns is None else [name.strip() for name in self.columns.split(",")]
+        return None if self.columns is None else listed_names(self.columns)
 
     # -- the snapshot -----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
+from sparkmeta.columns.filter_text import listed_names
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
 from sparkmeta.data_source.options import PROPERTY, SourceOptions, option
 from sparkmeta.errors import (
@@ -90,7 +91,7 @@ class SinkOptions(SourceOptions):
     @property
     def key_columns(self) -> list[str] | None:
         """The key columns of an upsert; None for the schema's identifier fields."""
-        return None if self.keys is None else [name.strip() for name in self.keys.split(",")]
+        return None if self.keys is None else listed_names(self.keys)
 
 
 # -- What tasks do ----------------------------------------------------------------------------------------------------

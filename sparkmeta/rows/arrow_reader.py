@@ -327,7 +327,7 @@ def _row_type(
     """Return the type of the rows that tasks yield. Columns are named by index, since their names may clash."""
     row_type = SparkStruct()
     for field in projected.fields:
-        row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
+        row_type.add(f"c{len(row_type)}", spark_type(field.field_type))
     for column in metadata:
         row_type.add(f"c{len(row_type)}", metadata_type(column, state))
     for leaf in leaves:

@@ -193,8 +193,20 @@ def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
     """Yield the id and value of a field and of the struct fields inside it."""
     yield field.field_id, value
     if isinstance(field.field_type, StructType):
-        for child in field.field_type.fields:
-            yield from field_values(child, value[child.name])
+        for child, inside in zip(
+            field.field_type.fields, struct_fields(value, spark_type(field.field_type)), strict=True
+        ):
+            yield from field_values(child, inside)
+
+
+def struct_fields(value: Sql, kind: spark.DataType) -> list[Sql]:
+    """Return the fields of a struct in public form; names that differ only in case are ambiguous in Spark."""
+    assert isinstance(kind, spark.StructType)
+    if len({name.lower() for name in kind.names}) < len(kind.names):
+        fields = [spark.StructField(f"f{index}", field.dataType) for index, field in enumerate(kind.fields)]
+        kind = spark.StructType(fields)
+        value = value.cast(kind)
+    return [value[name] for name in kind.names]
 
 
 def widened_value(field: NestedField, value: Sql, widened: Collection[int]) -> Sql:
@@ -260,12 +272,11 @@ def shaped(value: Sql, kind: IcebergType, wanted: IcebergType, *, is_public: boo
 
     match kind, wanted:
         case StructType(), StructType():
-            by_id = {field.field_id: field for field in kind.fields}
+            children = zip(kind.fields, struct_fields(value, spark_type(kind)), strict=True)
+            by_id = {field.field_id: (inside, field.field_type) for field, inside in children}
             fields = [
-                shaped_child(value[by_id[field.field_id].name], by_id[field.field_id].field_type, field.field_type)
-                .alias(field.name)
-                for field in wanted.fields
-            ]  # fmt: skip
+                shaped_child(*by_id[field.field_id], field.field_type).alias(field.name) for field in wanted.fields
+            ]
             return sql.when(value.isNotNull(), sql.struct(*fields))
         case ListType(), ListType():
             return sql.transform(value, lambda element: shaped_child(element, kind.element_type, wanted.element_type))

@@ -154,7 +154,8 @@ def _read_columns(
                     return None
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)
-                    values.append(default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
+                    value = default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind)
+                    values.append(sql.nullable(value))
                 case Null():
                     values.append(sql.lit(None).cast(read_type(field.field_type)))
     except _UnreadError:

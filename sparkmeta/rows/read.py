@@ -92,8 +92,8 @@ _OF_FILE: Final = {
 }
 _VALUES: Final = {
     "_file": sql.col("file_path"),
-    "_pos": sql.col(POSITION),
-    "_deleted": sql.col(IS_DELETED),
+    "_pos": sql.nullable(sql.col(POSITION)),
+    "_deleted": sql.nullable(sql.col(IS_DELETED)),
     "_spec_id": sql.col("spec_id"),
     "_partition": sql.col(PARTITION),
     "_row_id": sql.col("first_row_id") + sql.col(POSITION),

@@ -10,14 +10,26 @@ from unittest import mock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pyiceberg.expressions import And, BooleanExpression, EqualTo, In, IsNull, LessThan, Not, NotIn, Or
+from pyiceberg.expressions import (
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    NotIn,
+    Or,
+)
 from pyiceberg.expressions.literals import DecimalLiteral, LongLiteral
 from pyiceberg.expressions.parser import parse as parse_by_pyiceberg
 from pyparsing import ParseException
 
 from sparkmeta.columns import filter_text
-from sparkmeta.columns.filter_text import as_text, parse_text
-from sparkmeta.errors import InvalidFilterError
+from sparkmeta.columns.filter_text import as_text, listed_names, parse_text
+from sparkmeta.errors import InvalidArgumentError, InvalidFilterError
 
 COLUMNS = ("id", "_a$1", "st.x", "st . x", '"odd name"', '"a (1, 2)"', "not", "in", "true", "1a", "ü")
 OPERATORS = ("<", "<=", ">", ">=", "=", "==", "!=", "<>", " like ", "=<", "")
@@ -83,6 +95,7 @@ def is_of_mixed_numbers(parsed: BooleanExpression, text: str) -> bool:
 def test_every_text_is_a_literal(text: str) -> None:
     literal = "'{}'".format(text.replace("'", "''"))
     assert parse_text(f"x = {literal}") == EqualTo("x", text)
+    assert parse_text(f"x between {literal} and 'z'") == And(GreaterThanOrEqual("x", text), LessThanOrEqual("x", "z"))
     assert parse_text(f"x not in ({literal}, 'other') and y < 1e0") == And(
         NotIn("x", {text, "other"}), LessThan("y", Decimal("1.0"))
     )
@@ -102,6 +115,33 @@ def test_every_number_is_a_literal(number: float, spelling: str) -> None:
 @pytest.mark.parametrize("name", ['s."b.c"', '"s"."b.c"', '"s.b.c"', "s.b.c"])
 def test_quoted_names_may_have_dots(name: str) -> None:
     assert parse_text(f"{name} = 1 or {name} is null") == Or(EqualTo("s.b.c", 1), IsNull("s.b.c"))
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
+@example(["a.b", "c, d", ' "e" ', "f\\", "\n", "\ue000", ""])
+def test_every_name_can_be_quoted(names: list[str]) -> None:
+    quoted = ['"{}"'.format(name.replace("\\", "\\\\").replace('"', '\\"')) for name in names]
+    assert listed_names(" , ".join(quoted)) == names
+    assert parse_text(f"{quoted[0]} = 1 and {quoted[-1]} in (2, 3)") == And(EqualTo(names[0], 1), In(names[-1], {2, 3}))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a, b.c ,*", ["a", "b.c", "*"]),
+        ('s."a, b".c,it\'s', ["s.a, b.c", "it's"]),
+        ("a,", ["a", ""]),
+        ('"a"", "', ["a, "]),
+    ],
+)
+def test_lists_of_names(text: str, names: list[str]) -> None:
+    assert listed_names(text) == names
+
+
+@pytest.mark.parametrize("text", ['"', 'a, "b', '"a\\"', 'a"b, c'])
+def test_lists_of_names_without_the_end_of_a_quote(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="has a quote without its end"):
+        listed_names(text)
 
 
 @pytest.mark.parametrize("listed", ["1, 2.5", "2.5, 1", "-1 ,+2., 3", "1, 1.0"])

@@ -443,7 +443,7 @@ def test_a_job_that_is_repeated(catalog: sm.Catalog) -> None:
 
 def test_upserts_that_are_too_large(catalog: sm.Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(catalog).append(arrow(*(row(number, "a") for number in range(10))))
-    each = Write(table, mode="upsert", keys="id")
+    each = Write(table, mode="upsert", keys='"id"')
     monkeypatch.setattr(sink, "MOST_UPSERTED", 100)
     with pytest.raises(UnsupportedError, match=r"use table.upsert\(df, ...\), in foreachBatch for a stream"):
         each.commit(each.tasks(arrow(*(row(number, "a") for number in range(100)))))

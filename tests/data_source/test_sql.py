@@ -192,7 +192,7 @@ def test_a_filter_chooses_what_is_read(registered: SparkSession, folder: Path) -
 
 def test_columns_choose_what_is_read(registered: SparkSession, orders: str) -> None:
     read = registered.read.format("sparkmeta").option("table", "files")
-    chosen = read.option("columns", "file_path, readable_metrics.id").load(orders)
+    chosen = read.option("columns", '"file_path", readable_metrics."id"').load(orders)
     assert chosen.columns == ["file_path", "readable_metrics"]
     assert chosen.schema["readable_metrics"].dataType.names == ["id"]
     registered.sql(
@@ -260,6 +260,7 @@ def test_names_of_catalogs(registered: SparkSession, folder: Path, orders: str) 
             "no column 'id' in the table, which has 'name', 'type'",
         ),
         ({"columns": "ix"}, sm.InvalidArgumentError, ".*ix"),
+        ({"columns": 'id, "note'}, sm.InvalidArgumentError, "has a quote without its end"),
         ({"filter": "nothing = 1"}, sm.InvalidFilterError, ".*nothing"),
         ({"snapshot-id": "5"}, sm.NoSuchSnapshotError, ".*5"),
         ({"snapshot-id": "five"}, sm.InvalidArgumentError, "snapshot-id is 'five': expected a whole number"),
