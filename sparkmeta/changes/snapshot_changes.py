@@ -163,5 +163,6 @@ class ChangeReaders:
         if not changes:
             return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns))
         names = tuple(CHANGE_COLUMNS)
-        plain = MatchingRows.of(scan.filter, scan.projection, names)
-        return ChangeReaders(plain, ComparedRows(MatchingRows.of(scan.filter, scan.filter.schema, names), plain.schema))
+        selected = MatchingRows.of(scan.filter, scan.projection, names)
+        compared = MatchingRows.of(scan.filter, scan.filter.schema, names)
+        return ChangeReaders(selected, ComparedRows(compared, selected.schema))
