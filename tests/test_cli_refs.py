@@ -155,6 +155,20 @@ def test_health_advises_commands(table: Table) -> None:
     assert """table.manage_snapshots().remove_tag("audit's").commit()""" in calls
 
 
+def test_unknown_columns_are_told_from_similar_names(table: Table) -> None:
+    def told(*arguments: str) -> str:
+        return run(arguments[0], table.location(), *arguments[1:], code=1).partition("did you mean ")[2].strip()
+
+    assert told("plan", "--filter", "contry = 'NO'") == "'country'?"
+    assert told("changelog", "--filter", "contry = 'NO'") == "'country'?"
+    assert told("changelog", "--identifier-columns", "Id") == "'id'?"
+    assert told("rewrite-data-files", "--strategy", "sort", "--sort-order", "zorder(notes, id)") == "'note'?"
+    assert told("compute-table-stats", "--columns", "notes") == "'note'?"
+    assert told("health", "--columns", "notes") == "'note'?"
+    tree = table.maintenance.upgrade(4).commit()
+    assert told("compact", "--cluster-by", "notes") == "'note'?", tree
+
+
 def test_tables_of_another_library_are_refused_with_a_command(table: Table) -> None:
     path = Path(table.metadata_location.removeprefix("file://"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format-version": 4, "next-row-id": 0}))
