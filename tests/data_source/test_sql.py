@@ -282,7 +282,24 @@ def test_errors_in_spark(registered: SparkSession, orders: str) -> None:
     """They end with the error, after few lines of calls."""
     with pytest.raises(PySparkException, match=r"sparkmeta\.errors\.InvalidArgumentError: 'tabel' is not") as refused:
         registered.read.format("sparkmeta").option("tabel", "files").load(orders).collect()
-    assert str(refused.value).count("File ") <= 3
+    assert str(refused.value).count("File ") <= 2
+    queries = {
+        "sparkmeta_files('/nowhere')": r"NoSuchTableError: /nowhere: there is no Iceberg table",
+        f"sparkmeta_call('{orders}', 'rollback_to_snapshot', snapshot_id => 5)": "InvalidChangeError: .* snapshot id: 5",
+    }
+    for called, error in queries.items():
+        with pytest.raises(PySparkException, match=rf"sparkmeta\.errors\.{error}") as refused:
+            registered.sql(f"SELECT * FROM {called}").collect()
+        before, _, after = str(refused.value).partition("sparkmeta.errors.")
+        assert before.count("File ") <= 2
+        assert "File " not in after
+    # This setting of Spark leaves out all calls, in functions and sources of users too.
+    registered.conf.set("spark.sql.execution.pyspark.udf.hideTraceback.enabled", "true")
+    try:
+        with pytest.raises(PySparkException, match=r"instance: sparkmeta\.errors\.NoSuchTableError: /nowhere"):
+            registered.read.format("sparkmeta").load("/nowhere")
+    finally:
+        registered.conf.unset("spark.sql.execution.pyspark.udf.hideTraceback.enabled")
     with pytest.raises(PySparkException, match=r"sparkmeta\.errors\.NoSuchSnapshotError: .* has no snapshot 5"):
         registered.sql(f"SELECT * FROM sparkmeta_files('{orders}', snapshot_id => 5)").collect()
 
