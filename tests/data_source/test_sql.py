@@ -285,7 +285,7 @@ def test_errors_in_spark(registered: SparkSession, orders: str) -> None:
     assert str(refused.value).count("File ") <= 2
     queries = {
         "sparkmeta_files('/nowhere')": r"NoSuchTableError: /nowhere: there is no Iceberg table",
-        f"sparkmeta_call('{orders}', 'rollback_to_snapshot', snapshot_id => 5)": "InvalidChangeError: .* snapshot id: 5",
+        f"sparkmeta_call('{orders}', 'rollback_to_snapshot', snapshot_id => 5)": "InvalidChangeError: .* id: 5",
     }
     for called, error in queries.items():
         with pytest.raises(PySparkException, match=rf"sparkmeta\.errors\.{error}") as refused:
