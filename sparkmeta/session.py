@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -471,18 +471,23 @@ class TaskFunction:
         _skip_upkeep()
 
 
-@contextmanager
-def worker_call() -> Iterator[None]:
+def worker_call() -> AbstractContextManager[None]:
     """Run a call of Spark in its Python worker.
 
     Errors of sparkmeta are raised without the calls that led to them, since Spark prints these before the error. After
     a call without an error, the worker skips work that PySpark does between tasks.
     """
-    try:
-        yield
-    except SparkmetaError as error:
-        raise error.with_traceback(None) from None
-    _skip_upkeep()
+    return _WorkerCall()
+
+
+class _WorkerCall(AbstractContextManager[None]):
+    """A context manager that is a class, since `contextmanager` raises an error with its first traceback."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, SparkmetaError):
+            raise error.with_traceback(None) from None
+        if error is None:
+            _skip_upkeep()
 
 
 def _skip_upkeep() -> None:

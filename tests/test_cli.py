@@ -414,7 +414,20 @@ def test_unknown_snapshot(run, location):
 @pytest.mark.parametrize("option", [("--where", "nothing > 1"), ("--columns", "nothing"), ("--columns", "partition.x")])
 def test_unknown_column(run, location, option):
     error = one_error(run("partitions", location, *option, code=1))
-    assert error.startswith("Spark: " if "x" in option[1] else "'nothing' is not a column; the columns are partition,")
+    unknown = "no column 'nothing' in the rows, which has 'partition',"
+    assert error.startswith("Spark: " if "x" in option[1] else unknown)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        (("--where", "recordcount > 1"), "no column 'recordcount' in the rows: did you mean 'record_count'?"),
+        (("--columns", "FILE_path"), "no column 'FILE_path' in the metadata table: did you mean 'file_path'?"),
+        (("--columns", "readable_metrics.idd"), "the metadata table: did you mean 'readable_metrics.id' "),
+    ],
+)
+def test_unknown_columns_are_told_from_similar_names(run, location, option, hint):
+    assert hint in one_error(run("files", location, *option, code=1))
 
 
 def test_schema(run, location):

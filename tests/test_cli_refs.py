@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +11,11 @@ from click.testing import CliRunner
 
 from sparkmeta import load_catalog, load_table
 from sparkmeta.cli import main
-from sparkmeta.errors import NoSuchTableError
+from sparkmeta.errors import NoSuchTableError, UnsupportedError
 from tests.small_table import LOADS, orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sparkmeta import Table
 
@@ -132,3 +132,47 @@ def test_errors_advise_options(table: Table, monkeypatch: pytest.MonkeyPatch, tm
     answer = run("compact", table.location(), code=1)
     assert "`sparkmeta upgrade --format-version 4` makes" in answer
     assert "table.maintenance" not in answer
+    with pytest.raises(UnsupportedError, match=r"which table.maintenance.upgrade\(4\) makes"):
+        table.maintenance.compact_manifests()
+    for row_filter in ("year(id) = 1", "id + 1 = 2"):
+        answer = run("plan", table.location(), "--filter", row_filter, code=1)
+        assert "filter the rows that are read, in Spark" in answer
+        assert "()" not in answer.replace(row_filter, "")
+    planned = run("upgrade", table.location(), "--format-version", 4)
+    assert "an upgrade with the option compact does both" in planned
+
+
+def test_health_advises_commands(table: Table) -> None:
+    table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "audit's").commit()
+    options = ("--max-ref-age-days", 0, "--min-small-files", 2, "-o")
+    location = table.location()
+    text = run("health", location, *options, "text")
+    assert f"""command  sparkmeta tag {location} 'audit'"'"'s' --remove --commit""" in text
+    assert f"command  sparkmeta rewrite-data-files {location}" in text
+    assert "table." not in text
+    assert ".commit()" not in text
+    calls = [finding["call"] for finding in json.loads(run("health", location, *options, "json"))["findings"]]
+    assert """table.manage_snapshots().remove_tag("audit's").commit()""" in calls
+
+
+def test_unknown_columns_are_told_from_similar_names(table: Table) -> None:
+    def told(*arguments: str) -> str:
+        return run(arguments[0], table.location(), *arguments[1:], code=1).partition("did you mean ")[2].strip()
+
+    assert told("plan", "--filter", "contry = 'NO'") == "'country'?"
+    assert told("changelog", "--filter", "contry = 'NO'") == "'country'?"
+    assert told("changelog", "--identifier-columns", "Id") == "'id'?"
+    assert told("rewrite-data-files", "--strategy", "sort", "--sort-order", "zorder(notes, id)") == "'note'?"
+    assert told("compute-table-stats", "--columns", "notes") == "'note'?"
+    assert told("health", "--columns", "notes") == "'note'?"
+    tree = table.maintenance.upgrade(4).commit()
+    assert told("compact", "--cluster-by", "notes") == "'note'?", tree
+
+
+def test_tables_of_another_library_are_refused_with_a_command(table: Table) -> None:
+    path = Path(table.metadata_location.removeprefix("file://"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format-version": 4, "next-row-id": 0}))
+    for command in ("remove-dangling-deletes", "rewrite-position-delete-files"):
+        answer = run(command, table.location(), code=1)
+        assert "which `sparkmeta upgrade --format-version 4` makes" in answer
+        assert "table.maintenance" not in answer

@@ -15,5 +15,13 @@ def test_public_calls_without_a_session(tmp_path: Path) -> None:
     assert not {name: outcome for name, outcome in outcomes.items() if outcome.startswith("error")}
     # A DataFrame asks for one; a plan in memory does not.
     asking = {name for name, outcome in outcomes.items() if outcome == "asks"}
-    assert {"v2.changelog.to_df", "v2.table.file_changes", "v4.scan.plan_files", "v4.scan.to_df"} <= asking
+    assert {
+        "v2.changelog.to_df",
+        "v2.table.file_changes",
+        "v4.scan.plan_files",
+        "v4.scan.to_df",
+        "v0.view.to_df",
+    } <= asking
+    assert {"v0.catalog.create_view", "v2.transaction.set_properties", "v4.merge.merge"} <= outcomes.keys()
+    assert not {name for name in asking if name.startswith("v0.catalog.")}
     assert not {"v2.scan.arrow.plan_files", "v4.scan.to_arrow", "v2.table.append", "v4.maintenance.health"} & asking

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from sparkmeta.changes.changed_files import read_appended
 from sparkmeta.changes.changelog import Changelog, fields_of_rows, read_changelog
+from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.errors import ValidationError
 from sparkmeta.reports import ScanResult
 from sparkmeta.scan import Scan, plans, register_view
@@ -129,10 +130,7 @@ class ChangelogScan(_RangeScan):
 
     def _field_id(self, name: str) -> int:
         schema = self.scan.schema()
-        try:
-            field_id = schema.find_field(name, self.scan.case_sensitive).field_id
-        except ValueError as error:
-            raise ValidationError(f"identifier column {name}: there is no such column") from error
+        field_id = SchemaFields(schema, self.scan.case_sensitive).field_id(name)
         if field_id not in fields_of_rows(schema):
             raise ValidationError(f"identifier column {name}: it is inside a list or map")
         return field_id

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from sparkmeta.changes.changed_files import INSERT, ChangedFiles, appended_files, changed_files, inserted, live_files
 from sparkmeta.changes.compared_rows import ComparedRows, row_codes
 from sparkmeta.entries.arrays import whole
-from sparkmeta.rows.arrow_reader import MatchingRows, parts_table
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.arrow_reader import matching_rows, parts_table
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS, MatchingRows
 from sparkmeta.rows.planned import PARTITION_KEY, Indices
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ class ChangeReaders:
             changes: whether to add `CHANGE_COLUMNS` and to compare rows.
         """
         if not changes:
-            return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns))
+            return ChangeReaders(matching_rows(scan.filter, scan.projection, scan.metadata_columns))
         names = tuple(CHANGE_COLUMNS)
-        selected = MatchingRows.of(scan.filter, scan.projection, names)
-        compared = MatchingRows.of(scan.filter, scan.filter.schema, names)
+        selected = matching_rows(scan.filter, scan.projection, names)
+        compared = matching_rows(scan.filter, scan.filter.schema, names)
         return ChangeReaders(selected, ComparedRows(compared, selected.schema))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
@@ -499,7 +499,9 @@ def health(source: Source, options: Mapping[str, Any], html: str | None, as_json
     if as_json:
         print_json(report.to_dict())
     else:
-        click.echo(printable_lines(str(report)))
+        # Users of commands have no use for calls of Python.
+        findings = tuple(replace(finding, call=None) for finding in report.list_findings)
+        click.echo(printable_lines(str(replace(report, list_findings=findings))))
 
 
 def _arguments(source: Source) -> str:

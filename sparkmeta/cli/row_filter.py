@@ -24,7 +24,7 @@ from pyiceberg.types import (
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_names, row_predicate
-from sparkmeta.errors import InvalidArgumentError, InvalidFilterError
+from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,7 +79,7 @@ def refuse_unknown(named: Iterable[str], columns: list[str]) -> None:
     known = [column.lower() for column in columns]
     for name in named:
         if not any(f"{name.lower()}.".startswith(f"{column}.") for column in known):
-            raise InvalidArgumentError(f"{name!r} is not a column; the columns are {', '.join(columns)}")
+            raise InvalidArgumentError(f"no column {shown(name)} in the rows{hint_at(name, columns)}")
 
 
 def _fields(

@@ -124,7 +124,7 @@ _HINTS: Final = {
     ),
     r"\b(?!(?:in|not|and|or)\b)[A-Za-z_]\w*\s*\(|\b(?:current_\w+|now|today)\b|\w\s*[-+*/%|&^]{1,2}\s*\w": (
         "filters have no functions, arithmetic or subqueries: compare the column itself with a literal, such as "
-        "day >= '2026-01-01', or filter the rows in Spark: table.scan().to_df().where(...)"
+        "day >= '2026-01-01', or filter the rows that are read, in Spark"
     ),
     rf"{_OPERATOR}\s*[A-Za-z_][\w.]*$": (
         "it compares with a name: text has single quotes, 'NO'; columns can't be compared with each other"

@@ -16,7 +16,7 @@ from sparkmeta.commit.compaction_groups import CompactionLimits, Scope
 from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.options import BranchOptions, TreeOptions
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, hint_at
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, matching_entries
@@ -171,10 +171,12 @@ def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int,
                 keys[spec_id].append(key)
                 is_known = True
         if not is_known:
-            raise ValidationError(
-                f"{state.metadata.location}: cluster_by names {name!r}: the table has no such column or partition "
-                "field, or one without bounds"
-            )
+            schema = state.metadata.schema()
+            known = [schema.find_column_name(column) for column in schema.field_ids if _has_bounds(state, column)]
+            fields = [field.name for spec in state.specs.values() for field in spec.fields]
+            hint = hint_at(name, dict.fromkeys(filter(None, [*known, *fields])))
+            problem = f"no column or partition field {name!r} with bounds in the table{hint}"
+            raise ValidationError(f"{state.metadata.location}: cluster_by: {problem}")
     return {spec_id: tuple(dict.fromkeys(of_spec)) for spec_id, of_spec in keys.items()}
 
 

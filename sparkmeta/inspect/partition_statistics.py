@@ -91,8 +91,9 @@ def partition_statistics(state: TableState) -> MetadataRows:
     file = None if snapshot is None else statistics_file(state.metadata, snapshot.snapshot_id)
     if file is None:
         what = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
-        call = "table.maintenance.compute_partition_stats().commit() computes them"
-        raise ValidationError(f"{state.metadata.location}: no partition statistics: {what}; {call}")
+        raise ValidationError(
+            f"{state.metadata.location}: no partition statistics: {what}; compute_partition_stats computes them"
+        )
     row_type = statistics_type(state)
     if driver_opens(state, 1, file.file_size_in_bytes, 0, 0):
         rows = _statistics_rows(state)

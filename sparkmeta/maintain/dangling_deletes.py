@@ -19,9 +19,8 @@ from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.entries.projection import DV_COLUMNS
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.entries.tally import KindCount
-from sparkmeta.errors import UnsupportedError
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
-from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4, refuse_read_only
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.progress import planning
@@ -249,9 +248,5 @@ def refuse_rewrite(metadata: TableMetadata) -> None:
     Raises:
         UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
     """
-    if metadata.format_version > 3 and not has_tree(metadata):
-        raise UnsupportedError(
-            f"{metadata.location}: its manifest lists are of format version {metadata.format_version}: commits need a "
-            "metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
-        )
+    refuse_lists_of_version_4(metadata, metadata.location)
     refuse_encrypted(metadata, "whose manifests can't be rewritten")

@@ -304,10 +304,35 @@ class FileGroups:
         if direction:
             keys = [(order, f"{direction}ending"), (_GROUP, "ascending")]
             table = table.take(pc.sort_indices(table, sort_keys=keys))
-        factor = self.options.compression_factor
-        outputs = [self.sizes.outputs(int(size * factor)) for size in table.column("live_bytes").to_pylist()]
-        table = table.append_column("outputs", pa.array(outputs, pa.int64()))
+        table = table.append_column("outputs", pa.array(self._outputs(table), pa.int64()))
         return table.append_column(NUMBER, pa.array(range(len(table)), pa.int64()))
+
+    def _outputs(self, groups: pa.Table) -> list[int]:
+        factor = self.options.compression_factor
+        return [self.sizes.outputs(int(size * factor)) for size in groups.column("live_bytes").to_pylist()]
+
+    @cached_property
+    def new_files(self) -> int:
+        """About the number of new files. Runs a job if a group has files of other partition specs.
+
+        A group of such files has several partitions. The new partitions are told apart by the fields that the specs
+        share, so that there may be more.
+        """
+        live = self.groups.filter(pc.field("files") > pc.field("dead_files"))
+        if pc.all(live.column("stays")).as_py() is not False:
+            return pc.sum(live.column("outputs")).as_py() or 0
+        known, specs = self.state.types.partition_fields, self.state.specs
+        ids = {field.field_id for field in specs[self.output_spec].fields if field.field_id in known}
+        # Files of specs that lack a field of the new one may go to any partition.
+        keys = [sql.col(f"{PARTITION_KEY}.p{field_id}") for field_id in sorted(ids)] + [
+            sql.col("spec_id") == spec_id
+            for spec_id, spec in specs.items()
+            if not ids <= {field.field_id for field in spec.fields}
+        ]
+        named = sql.named({_KEY.format(index): key for index, key in enumerate(keys)})
+        size = sql.call("sum", sql.col("live_bytes")).alias("live_bytes")
+        files = where(self.files(), ~sql.col("is_dead"))
+        return sum(self._outputs(collected(grouped(files, [*sql.columns(NUMBER), *named], [size]))))
 
     @cached_property
     def _chosen(self) -> tuple[pa.Table, Relation]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkmeta.charts import Row, Span, overlap_map, row_bars, size_columns, timeline
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, hint_at
 from sparkmeta.maintain.health_findings import FINDINGS, Examination, Finding
 from sparkmeta.maintain.health_measures import (
     EntryFigures,
@@ -516,7 +516,8 @@ def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:
     by_name = {schema.find_column_name(field_id): field_id for field_id in known}
     for name in options.columns:
         if name not in by_name:
-            raise ValidationError(f"{state.metadata.location}: columns names {name!r}: no such column has bounds")
+            hint = hint_at(name, filter(None, by_name))
+            raise ValidationError(f"{state.metadata.location}: no column {name!r} with bounds in the schema{hint}")
     return {by_name[name]: name for name in options.columns}
 
 

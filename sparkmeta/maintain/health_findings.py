@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
@@ -390,7 +391,7 @@ class Examination:
             None,
             f"lower bounds are above the upper ones, such as in {first}",
             "these bounds prove nothing, so that plans can't skip the files; other engines may skip files with rows",
-            "files that are written again have right bounds; table.check() names all files",
+            "files that are written again have right bounds; a check of the table names all files",
         )
 
     def _of_stats(self) -> Iterator[Finding]:
@@ -440,6 +441,7 @@ class Examination:
                 f"they keep {counted(history.kept_by_refs, 'snapshot')} with all their files",
                 "without them, these snapshots expire",
                 call=f"table.manage_snapshots().remove_{kind}({first!r}).commit()",
+                command=f"sparkmeta {kind} {self.source} {shlex.quote(first)} --remove --commit",
             )
         if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
             done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)

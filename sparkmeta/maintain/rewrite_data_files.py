@@ -430,7 +430,6 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         """Return the plan in numbers. Runs jobs, once."""
         groups = self._groups.groups
         total = {name: pc.sum(groups.column(name)).as_py() or 0 for name in ("files", "bytes", "records", "dead_files")}
-        live = groups.filter(pc.field("files") > pc.field("dead_files"))
         return DataRewriteSummary(
             table=self.table.full_name,
             snapshot_id=self._snapshot_id,
@@ -440,7 +439,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
             bytes=total["bytes"],
             records=total["records"],
             deleted_files=total["dead_files"],
-            new_files=pc.sum(live.column("outputs")).as_py() or 0,
+            new_files=self._groups.new_files,
             commits=len(list(self._parts)),
         )
 

@@ -19,6 +19,7 @@ from sparkmeta.errors import (
     CommitConflictError,
     UnsupportedError,
     ValidationError,
+    hint_at,
     proves_failure,
     shown,
     translated_errors,
@@ -298,7 +299,8 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
         try:
             column = schema.find_field(name)
         except ValueError as error:
-            raise ValidationError(f"{location}: the schema has no column {shown(name)}") from error
+            problem = f"no column {shown(name)} in the schema{hint_at(name, schema.column_names)}"
+            raise ValidationError(f"{location}: {problem}") from error
         if not _is_countable(column.field_type):
             raise UnsupportedError(
                 f"{location}: column {name} is of type {column.field_type}: it has no distinct values"

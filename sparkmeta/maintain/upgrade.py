@@ -117,7 +117,7 @@ class UpgradeSummary(PlanSummary):
         if not any(branch.data_manifests or branch.delete_manifests for branch in self.branches):
             return []
         next_step = "compact_manifests gives them the tree's layout, which plans read faster"
-        return [f"no manifest is rewritten: {next_step}; upgrade(4, compact=True) does both"]
+        return [f"no manifest is rewritten: {next_step}; an upgrade with the option compact does both"]
 
 
 _NEEDS = {

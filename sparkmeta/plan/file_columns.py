@@ -28,7 +28,7 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.entries.projection import CONTENT_STATS
-from sparkmeta.errors import InvalidArgumentError
+from sparkmeta.errors import InvalidArgumentError, hint_at, shown
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.spec.schema import VariantType
 
@@ -244,7 +244,7 @@ def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
     for column in columns:
         matching = [name for name in known if name == column or name.startswith(f"{column}.")]
         if not matching:
-            tops = dict.fromkeys(name.partition(".")[0] for name in known)
-            raise InvalidArgumentError(f"{column!r} is not a column; the columns are {', '.join(tops)}")
+            names = known if "." in column else dict.fromkeys(name.partition(".")[0] for name in known)
+            raise InvalidArgumentError(f"no column {shown(column)} in the metadata table{hint_at(column, names)}")
         selected.update(matching)
     return selected

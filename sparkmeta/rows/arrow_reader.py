@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type, uuid_value
-from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.sorted_manifests import packed
@@ -29,7 +29,15 @@ from sparkmeta.rows.columns import (
     projected_column,
 )
 from sparkmeta.rows.data_file import ComparedField
-from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS, SELECTED_BY, START, STOP, RowReader
+from sparkmeta.rows.file_rows import (
+    ALL_METADATA_COLUMNS,
+    CHANGE_COLUMNS,
+    SELECTED_BY,
+    START,
+    STOP,
+    MatchingRows,
+    RowReader,
+)
 from sparkmeta.rows.masks import DRIVER_REQUESTS
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.rows.resolve import IcebergColumn
@@ -128,7 +136,7 @@ def read_on_driver(
         CorruptFileError: a data file or delete file is damaged.
         NotFoundError: a data file or delete file is missing.
     """
-    rows, units = MatchingRows.of(scan_filter, projected, metadata_columns, matches=matches), _whole_files(planned)
+    rows, units = matching_rows(scan_filter, projected, metadata_columns, matches=matches), _whole_files(planned)
     if row_limit is None:
         read = rows.read if keep is None else lambda parts: map(keep, rows.read(parts))
         return map_on_driver(units, read, rows.schema, runs=True)
@@ -141,7 +149,7 @@ def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: 
     Raises:
         UnsupportedError: the driver can't open the table's files in this session.
     """
-    rows, state = MatchingRows.of(scan_filter, projected, metadata_columns), scan_filter.state
+    rows, state = matching_rows(scan_filter, projected, metadata_columns), scan_filter.state
     if state.access.driver is None:
         raise UnsupportedError(
             f"{state.metadata.location}: the driver does not open files in this session, by its settings or for want "
@@ -200,63 +208,14 @@ def row_type(state: TableState, projected: Schema, metadata_columns: Iterable[st
     return result
 
 
-@dataclass(frozen=True)
-class MatchingRows:
-    """Reads the live rows of planned files that match a filter.
-
-    Attributes:
-        rows: reads the rows.
-        condition: the filter, on the columns that `rows` reads for it.
-        schema: the Arrow schema of the result.
-    """
-
-    rows: RowReader
-    condition: Sql
-    schema: pa.Schema
-
-    @staticmethod
-    def of(
-        scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str], *, matches: bool = True
-    ) -> MatchingRows:
-        """Return the reader of the rows that match a filter, or of the rows that don't; see `read_by_tasks`."""
-        state = scan_filter.state
-        rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
-        condition, schema = _matches(scan_filter), arrow_schema(row_type(state, projected, metadata_columns))
-        return MatchingRows(rows, condition if matches else ~condition, schema)
-
-    def select(self, names: Iterable[str]) -> MatchingRows:
-        """Return a reader of some of the columns, in their order, and of at least one: without any, batches are empty.
-
-        A reader whose column `_deleted` keeps deleted rows stays as it is.
-        """
-        if self.rows.shows_deleted:
-            return self
-        wanted_names = set(names)
-        indices = [index for index, name in enumerate(self.schema.names) if name in wanted_names] or [0]
-        read_schema, leaves = self.rows.schema, range(len(self.schema), len(self.rows.schema))
-        columns = tuple(self.rows.columns[index] for index in indices)
-        rows = replace(
-            self.rows,
-            columns=columns,
-            schema=pa.schema([read_schema.field(field_index) for field_index in (*indices, *leaves)]),
-        )
-        return replace(self, rows=rows, schema=pa.schema([self.schema.field(index) for index in indices]))
-
-    def with_dictionary(self, index: int) -> MatchingRows:
-        """Return a reader that dictionary-encodes a column of texts, such as a path, which is the same in many rows."""
-        field = self.schema.field(index).with_type(pa.dictionary(pa.int32(), pa.string()))
-        rows = replace(self.rows, schema=self.rows.schema.set(index, field))
-        return replace(self, rows=rows, schema=self.schema.set(index, field))
-
-    def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of parts of files; see `RowReader.read`."""
-        for batch in self.rows.read(parts):
-            matching = where(pa.Table.from_batches([batch]), self.condition)
-            columns = [
-                column if column.type == field.type else narrowed(column, field.type)
-                for column, field in zip(matching.columns, self.schema, strict=False)
-            ]
-            yield from pa.Table.from_arrays(columns, schema=self.schema).to_batches()
+def matching_rows(
+    scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str], *, matches: bool = True
+) -> MatchingRows:
+    """Return the reader of the rows that match a filter, or of the rows that don't; see `read_by_tasks`."""
+    state = scan_filter.state
+    rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
+    condition, schema = _matches(scan_filter), arrow_schema(row_type(state, projected, metadata_columns))
+    return MatchingRows(rows, condition if matches else ~condition, schema)
 
 
 def parts_table(planned: pa.Table, *others: str) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:

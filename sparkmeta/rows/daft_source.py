@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from daft.io.pushdowns import Pushdowns
 
-    from sparkmeta.rows.arrow_reader import MatchingRows
+    from sparkmeta.rows.file_rows import MatchingRows
 
 
 @dataclass(frozen=True)

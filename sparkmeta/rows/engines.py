@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.rows.arrow_reader import MatchingRows, parts_table, row_shares
+from sparkmeta.rows.arrow_reader import matching_rows, parts_table, row_shares
+from sparkmeta.rows.file_rows import MatchingRows
 from sparkmeta.rows.read import RowScan, collected_files
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, Iterator[pa.
         ValidationError: as `read_rows`.
         UnsupportedError: tasks can't open the table's files in this session.
     """
-    rows = MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns)
+    rows = matching_rows(scan.filter, scan.projection, scan.metadata_columns)
     return rows, (share for run in collected_files(choice).runs() for share in row_shares(*parts_table(run)))
 
 

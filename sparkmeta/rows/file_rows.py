@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns.sql import Sql
+from sparkmeta.entries.arrays import narrowed
+from sparkmeta.entries.evaluate import where
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.rows.data_file import (
     ComparedField,
@@ -480,3 +483,52 @@ class _FileRead:
 def _is_virtual(column: IcebergColumn) -> bool:
     """Return whether the column is a metadata column that no file stores."""
     return column in _VIRTUAL
+
+
+@dataclass(frozen=True)
+class MatchingRows:
+    """Reads the live rows of planned files that match a filter.
+
+    Attributes:
+        rows: reads the rows.
+        condition: the filter, on the columns that `rows` reads for it.
+        schema: the Arrow schema of the result.
+    """
+
+    rows: RowReader
+    condition: Sql
+    schema: pa.Schema
+
+    def select(self, names: Iterable[str]) -> MatchingRows:
+        """Return a reader of some of the columns, in their order, and of at least one: without any, batches are empty.
+
+        A reader whose column `_deleted` keeps deleted rows stays as it is.
+        """
+        if self.rows.shows_deleted:
+            return self
+        wanted_names = set(names)
+        indices = [index for index, name in enumerate(self.schema.names) if name in wanted_names] or [0]
+        read_schema, leaves = self.rows.schema, range(len(self.schema), len(self.rows.schema))
+        columns = tuple(self.rows.columns[index] for index in indices)
+        rows = replace(
+            self.rows,
+            columns=columns,
+            schema=pa.schema([read_schema.field(field_index) for field_index in (*indices, *leaves)]),
+        )
+        return replace(self, rows=rows, schema=pa.schema([self.schema.field(index) for index in indices]))
+
+    def with_dictionary(self, index: int) -> MatchingRows:
+        """Return a reader that dictionary-encodes a column of texts, such as a path, which is the same in many rows."""
+        field = self.schema.field(index).with_type(pa.dictionary(pa.int32(), pa.string()))
+        rows = replace(self.rows, schema=self.rows.schema.set(index, field))
+        return replace(self, rows=rows, schema=self.schema.set(index, field))
+
+    def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of parts of files; see `RowReader.read`."""
+        for batch in self.rows.read(parts):
+            matching = where(pa.Table.from_batches([batch]), self.condition)
+            columns = [
+                column if column.type == field.type else narrowed(column, field.type)
+                for column, field in zip(matching.columns, self.schema, strict=False)
+            ]
+            yield from pa.Table.from_arrays(columns, schema=self.schema).to_batches()

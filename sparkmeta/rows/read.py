@@ -29,8 +29,8 @@ from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import (
     PART_BYTES,
-    MatchingRows,
     driver_reads,
+    matching_rows,
     parts_table,
     read_by_tasks,
     read_in_batches,
@@ -233,7 +233,7 @@ def are_few(scan: RowScan, files: Iterable[PlannedFiles]) -> bool:
 def rows_of_few(scan: RowScan, files: PlannedFiles) -> DataFrame:
     """Return what `rows_of` does for few files, read by one task."""
     units = local_frame(scan.state.spark, parts_table(files.with_deletes())[0]).coalesce(1)
-    reader = MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns)
+    reader = matching_rows(scan.filter, scan.projection, scan.metadata_columns)
     return map_arrow(units, reader.read, row_type(scan.state, scan.projection, scan.metadata_columns))
 
 

@@ -10,7 +10,7 @@ from pyiceberg import transforms
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
 from pyiceberg.types import PrimitiveType
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError, hint_at, shown
 from sparkmeta.spec.schema import path_to
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class Terms:
         try:
             field = self.schema.find_field(unquoted, self.case_sensitive)
         except ValueError:
-            raise ValidationError(f"{self.where}: the table has no column {shown(unquoted)}") from None
+            problem = f"no column {shown(unquoted)} in the table{hint_at(unquoted, self.schema.column_names)}"
+            raise ValidationError(f"{self.where}: {problem}") from None
         self.check(field, transforms.IdentityTransform())
         return field
 

@@ -199,7 +199,7 @@ def expired_reason(properties: Mapping[str, str], reason: str) -> str | None:
         return None
     if not has_expired(properties) and _EXPIRED.search(reason) is None:
         return None
-    return f"the credentials that {vended_for} have expired: call plan_files() or to_df() again to get new ones"
+    return f"the credentials that {vended_for} have expired: a new plan or read gets new ones"
 
 
 def _replaced_at(io: FileIO) -> float:

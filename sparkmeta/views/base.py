@@ -128,10 +128,12 @@ class BaseView:
         queries = self.current_version().sql_representations
         if not queries or not translate:
             dialects = [query.dialect for query in queries]
-            hint = ": translate=True translates one" if queries else ""
-            raise UnsupportedError(
-                f"{self.full_name}: no query in the dialect {shown(dialect)}, only in {dialects}{hint}"
+            problem = f"{self.full_name}: no query in the dialect {shown(dialect)}, only in {dialects}"
+            in_python, on_command_line = (
+                f"{problem}: {option} translates one" if queries else problem
+                for option in ("translate=True", "--translate")
             )
+            raise UnsupportedError(in_python).for_command_line(on_command_line)
         return translate_query(queries[0].sql, queries[0].dialect, dialect, self.full_name)
 
     def refresh(self) -> Self:

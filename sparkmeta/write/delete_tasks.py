@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from sparkmeta.entries.records import map_type
 from sparkmeta.manifests.sorted_manifests import task_rows
-from sparkmeta.rows.arrow_reader import MatchingRows
 from sparkmeta.rows.delete_rows import deleted_positions
+from sparkmeta.rows.file_rows import MatchingRows
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.spec.locations import Locations

@@ -33,7 +33,7 @@ from sparkmeta.entries.relation import (
     totals,
     where,
 )
-from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
+from sparkmeta.errors import UnsupportedError, ValidationError, hint_at, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
 from sparkmeta.rows.planned import PARTITION
@@ -540,7 +540,8 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
     ids: list[int] = []
     for name in keys:
         if name not in schema._name_to_id:
-            raise ValidationError(f"{table}: column {name} of the key is not in the table")
+            hint = hint_at(name, schema.column_names)
+            raise ValidationError(f"{table}: column {name} of the key is not in the table{hint}")
         field_id = schema._name_to_id[name]
         kind, parents = schema.find_type(field_id), path_to(schema, field_id)[:-1]
         if any(not isinstance(field.field_type, StructType) for field in parents):

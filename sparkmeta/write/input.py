@@ -403,7 +403,9 @@ def _field_path(name: str, schema: Schema, table: str, *, by_path: bool) -> tupl
     if top is not None:
         return (top,)
     if name not in schema._name_to_id:
-        raise ValidationError(f"{table}: assigned column {name} is not in the table")
+        raise ValidationError(
+            f"{table}: assigned column {name} is not in the table{hint_at(name, schema.column_names)}"
+        )
     field_path = tuple(path_to(schema, schema._name_to_id[name]))
     if not by_path:
         problem = f"assigned column {name} is a field of {field_path[0].name}: an insert assigns whole columns"

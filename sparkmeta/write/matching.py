@@ -25,8 +25,8 @@ from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.arrow_reader import (
-    MatchingRows,
     driver_reads,
+    matching_rows,
     planned_parts,
     read_on_driver,
 )
@@ -190,11 +190,11 @@ class Matching:
             return pa.Table.from_batches(position_masks(rows.to_batches()), MASK_SCHEMA)
         if state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
             return masks_of(self.positions, files, state)
-        matching_rows = MatchingRows.of(scan, Schema(), (FILE, POSITION)).with_dictionary(0)
+        matches = matching_rows(scan, Schema(), (FILE, POSITION)).with_dictionary(0)
         size = int(files.numbers("file_size_in_bytes").sum())
         tasks = min(read_tasks(state.spark), len(files), max(_LEAST_TASKS, size // _TASK_BYTES))
         parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
-        return _computed(map_arrow(parts, partial(matching_masks, matching_rows), MASK_SCHEMA), files, state)
+        return _computed(map_arrow(parts, partial(matching_masks, matches), MASK_SCHEMA), files, state)
 
     def affected_paths(self, *, masks: bool) -> pa.Array:
         """Return the paths of partly matching files that have matching rows. Runs jobs.

@@ -21,7 +21,7 @@ from pyspark.sql.types import BooleanType, StructType
 from sparkmeta.checks import NAMES
 from sparkmeta.columns.sql import quoted
 from sparkmeta.entries.arrays import whole
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError, hint_at, shown
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.text import counted
 from sparkmeta.write.files import checkpointed
@@ -390,7 +390,8 @@ def key_names(names: Sequence[str], present: Sequence[str], schema: Schema, tabl
         raise ValidationError(f"{table}: a merge takes at least one column to match by")
     for name in names:
         if name not in present or name not in tops:
-            raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table")
+            hint = hint_at(name, [common for common in tops if common in present])
+            raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table{hint}")
         if not isinstance(tops[name].field_type, PrimitiveType):
             kind = type_name(tops[name].field_type)
             raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")

@@ -111,7 +111,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "version 2 does not support column x of type variant": {
         "schema": spark_types.StructType([spark_types.StructField("x", spark_types.VariantType())])
     },
-    r"partition_by is \['nope'\]: the table has no column 'nope'": {"partition_by": ["nope"]},
+    r"partition_by is \['nope'\]: no column 'nope' in the table": {"partition_by": ["nope"]},
     r"partition_by is \['day\(id\)'\]: values of type long have no transform day": {"partition_by": ["day(id)"]},
     r"partition_by is \['hash\(id\)'\]: hash\(id\) is not a transform of a column": {"partition_by": ["hash(id)"]},
     "column many of type list<double> can't be partitioned by": {"partition_by": ["many"]},

@@ -354,6 +354,7 @@ def test_old_tags(spark: SparkSession, tmp_path: Path) -> None:
     report = history(tmp_path, spark, refs=refs).maintenance.health()
     assert [finding.finding for finding in report.list_findings] == ["old_snapshots", "old_refs"]
     assert report.list_findings[1].call == "table.manage_snapshots().remove_tag('audit').commit()"
+    assert report.list_findings[1].command == f"sparkmeta tag {report.table} audit --remove --commit"
     assert report.history.kept_by_refs == 1
     report = history(tmp_path, spark, refs=refs).maintenance.health(max_ref_age_days=1_000_000)
     assert [finding.finding for finding in report.list_findings] == ["old_snapshots"]

@@ -66,7 +66,10 @@ def test_questions_without_an_answer(table: sm.Table) -> None:
     with pytest.raises(ValueError, match="give one of them"):
         table.inspect.files(1, ref="first")
     for wrong in ("nonsense", "readable_metrics.nonsense", "data_file", "file"):
-        with pytest.raises(ValueError, match=f"{wrong!r} is not a column; the columns are content, file_path"):
+        with pytest.raises(
+            ValueError,
+            match=f"no column {wrong!r} in the metadata table(: did|, which has 'content', 'file)",
+        ):
             table.inspect.files(columns=[wrong])
     with pytest.raises(sm.ValidationError, match="columns is 'file_path': expected a list of strings"):
         table.inspect.files(columns="file_path")

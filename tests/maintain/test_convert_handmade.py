@@ -86,8 +86,8 @@ def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     assert compaction.position_deletes == {remaining: 1}
     assert f"1 position delete files of version 2 stay in 1 manifests: {remaining}" in str(plan.summary())
     assert "5 leaves have the layout of versions 1 to 3" in command(table.location(), "--compact", name="upgrade")
-    assert "upgrade(4, compact=True)" not in str(plan.summary())
-    assert "upgrade(4, compact=True)" in str(table.maintenance.upgrade(4).summary())
+    assert "with the option compact" not in str(plan.summary())
+    assert "with the option compact" in str(table.maintenance.upgrade(4).summary())
     upgraded = plan.commit()
     (old, new) = upgraded.snapshots()
     assert (upgraded.format_version, new.parent_snapshot_id, new.operation) == (4, old.snapshot_id, "replace")

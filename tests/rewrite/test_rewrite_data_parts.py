@@ -95,13 +95,13 @@ def test_a_sort_order_as_text(text: str) -> None:
 
 
 WRONG_ORDERS = {
-    "nope": "the table has no column 'nope'",
+    "nope": "no column 'nope' in the table",
     "id,": "a part of it is empty",
     "many": "column many of type list<long> can't be sorted by",
     "many.element": "column many.element of type long can't be sorted by",
     "days(id)": "values of type long have no transform day",
     "bucket(id)": "bucket(id) is not a transform of a column",
-    "id sideways": "the table has no column 'id sideways'",
+    "id sideways": "no column 'id sideways' in the table",
     "zorder(id), id": "can't be combined with other columns",
     "zorder(id, id)": "a column occurs twice",
     "zorder(name)": "expected 1 to 31 columns that are not the source of an identity partition field",

@@ -20,6 +20,7 @@ from sparkmeta.errors import CatalogError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.test_transaction import SCHEMA, SPEC
+from tests.handmade import HandmadeTable, data, long_bounds
 from tests.maintain.test_compact import EAGER, append, delete, seen
 
 if TYPE_CHECKING:
@@ -108,6 +109,23 @@ def test_several_tables(spark: SparkSession, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "tables" / "db" / "broken")
     healed = CONFIG.partition("[[tables]]\nlocations")[0].format(folder=tmp_path)
     assert command("--config", str(written(tmp_path / "healed.toml", healed)), "--commit")[0] == 0
+
+
+def test_the_job_check(spark: SparkSession, tmp_path: Path) -> None:
+    def checked(name: str, **bounds: Any) -> tuple[int, list[dict[str, Any]], str]:
+        HandmadeTable(tmp_path / name, 3, summaries=True).add(0, 0, data("x:d0", **bounds)).write()
+        text = f'[jobs.check]\n[[tables]]\nlocations = ["{tmp_path}/{name}"]\n'
+        return command("--config", str(written(tmp_path / f"{name}.toml", text)))
+
+    code, (result,), _ = checked("sound", **long_bounds(1, 5))
+    assert (code, result["job"], result["status"]) == (0, "check", "nothing to do")
+    code, (result,), log = checked("broken", **long_bounds(9, 2))
+    assert (code, result["job"], result["status"]) == (1, "check", "failed")
+    (row,) = result["plan"]["contradictions"]
+    assert (row["rule"], row["location"].partition("/broken/")[0]) == ("bounds-order", tmp_path.as_uri())
+    problem = f"1, such as {row['location']}: bounds-order: {row['problem']}"
+    assert result["error"] == f"contradictions in the metadata: {problem}"
+    assert "check: failed" in log
 
 
 class Listed:

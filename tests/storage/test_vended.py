@@ -135,7 +135,7 @@ def test_expired_credentials(
         expired = IOFiles(table.state.files.io)
         vendor.vended += 1
         clock.now += HOUR
-        name = rf"catalog lake has vended for the table {vendor.namespace}\.t have expired: call plan_files"
+        name = rf"catalog lake has vended for the table {vendor.namespace}\.t have expired: a new plan or read gets"
         with pytest.raises(sm.FileAccessError, match=rf"^s3://\S+: the credentials that {name}") as caught:
             expired.read(table.metadata_location)
         assert "\n" not in str(caught.value)

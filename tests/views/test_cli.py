@@ -53,7 +53,9 @@ def test_view(run: Callable[..., str]) -> None:
 
 def test_a_query(run: Callable[..., str]) -> None:
     assert run("view", "db.v", "--sql", "trino") == 'SELECT "id" FROM t\n'
-    assert "db.v: no query in the dialect 'spark', only in ['trino']" in run("view", "db.v", "--sql", "spark", code=1)
+    assert "db.v: no query in the dialect 'spark', only in ['trino']: --translate translates" in run(
+        "view", "db.v", "--sql", "spark", code=1
+    )
     pytest.importorskip("sqlglot")
     assert run("view", "db.v", "--sql", "spark", "--translate") == "SELECT `id` FROM t\n"
     assert "--translate needs --sql" in run("view", "db.v", "--translate", code=2)

@@ -191,7 +191,7 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
         "needs at least one clause": merge,
         "precedes others of its kind": merge.when_matched().delete().when_matched().update_all(),
         r"row 0 of .* matches 2 rows of the source.*'id': 1": merge.when_matched("source.n > 5").delete(),
-        "column no of the key is not in both": table.merge(twice, ["no"]).when_matched().delete(),
+        "column no of the key is not in both the rows and": table.merge(twice, ["no"]).when_matched().delete(),
         r"clause 1 \(when_matched\): the condition is bigint": merge.when_matched("source.id").delete(),
         r"clause 1 \(when_matched\): .*nothing": merge.when_matched("nothing = 1").delete(),
         r"clause 1 \(when_not_matched_by_source\): .*source": merge.when_not_matched_by_source("source.n = 1").delete(),

@@ -267,7 +267,7 @@ def test_fields_that_are_not_assigned(table: sm.Table) -> None:
     calls = {
         "point and point.x, a field of it, are both assigned": lambda: table.update({**whole, "point.x": 1}),
         "points.element.a is inside points, which is no struct": lambda: table.update({"points.element.a": 1}),
-        "assigned column point.z is not in the table": lambda: table.update({"point.z": 1}),
+        "assigned column point.z is not in the table: did you mean": lambda: table.update({"point.z": 1}),
         "point.x: 'abc' does not fit long": lambda: table.update({"point.x": "abc"}),
         "point.x is a field of point: an insert assigns whole columns": lambda: (
             table.merge(table.scan().to_df(), ["id"]).when_not_matched().insert({"point.x": 1}).merge()
