@@ -44,11 +44,12 @@ from sparkmeta.commit.next_root import (
     manifest_dv_bitmap,
     without_owners,
 )
+from sparkmeta.entries.arrays import from_stream, to_stream
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread
 from sparkmeta.manifests.v4.root import Root, same_manifest_dv, version
-from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves
+from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.snapshot.state import task_reader
@@ -180,7 +181,7 @@ class RewriteJob:
             "spec_id": group.spec_id,
             "parts": group.parts,
             "leaves": self._leaf_sources(leaves),
-            "files": rows_stream(self.files(group)) if files and group.files else None,
+            "files": to_stream(self.files(group)) if files and group.files else None,
         }
 
     def files(self, group: Group) -> pa.Table:
@@ -257,7 +258,7 @@ def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
     rows = written.toArrow()
     by_group: dict[int, list[pa.Table]] = {}
     for group, leaf in zip(rows.column("group").to_pylist(), rows.column("leaf"), strict=True):
-        by_group.setdefault(group, []).append(read_rows_stream(leaf.as_buffer()))
+        by_group.setdefault(group, []).append(from_stream(leaf.as_buffer()))
     return by_group
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import restamped
-from sparkmeta.entries.arrays import is_live, kept_rows
+from sparkmeta.entries.arrays import from_stream, is_live, kept_rows, to_stream
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, part_of
@@ -26,15 +26,7 @@ from sparkmeta.manifests.sorted_manifests import combined, cut, ordered, packed,
 from sparkmeta.manifests.v4.convert import Adoption, conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
-from sparkmeta.manifests.v4.write import (
-    LeafFormat,
-    encode_leaf,
-    leaf_count,
-    pieces,
-    put_behind,
-    read_rows_stream,
-    rows_stream,
-)
+from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, leaf_count, pieces, put_behind
 from sparkmeta.spec.entry import Status
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
@@ -153,7 +145,7 @@ class Rewriting:
         """Yield the live entries of a bin as EXISTING ones, with their sequence numbers."""
         yield from self.live_entries(row["leaves"])
         if row["files"] is not None:
-            yield read_rows_stream(row["files"])
+            yield from_stream(row["files"])
 
     def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> Iterator[pa.Table]:
         """Yield the live, unmasked entries of leaves as EXISTING ones.
@@ -205,7 +197,7 @@ class Rewriting:
         """Write leaves, and yield the root's entries for them with the numbers of their groups."""
         encoded = ((group, encode_leaf(self._adopted(piece), self.form)) for group, piece in leaves)
         for group, row in put_behind(encoded, self.form.writer):
-            yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=GROUP_LEAF_SCHEMA)
+            yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [to_stream(row)]}, schema=GROUP_LEAF_SCHEMA)
 
     def _adopted(self, entries: pa.Table) -> pa.Table:
         return entries if self.adoption is None else self.adoption(entries)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.write import ManifestFormat
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import indices_where, uuid_bytes, whole, with_plain_types
+from sparkmeta.entries.arrays import from_stream, indices_where, to_stream, uuid_bytes, whole, with_plain_types
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.entries.tally import tally_of
@@ -22,7 +22,6 @@ from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries,
 from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats
 from sparkmeta.manifests.v4.layout import checked_table, tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
-from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import COUNTS, METRICS_MAP_IDS, ContentType
 
 # -- Convert rows of files to entries of a V4 tree --------------------------------------------------------------------
@@ -469,7 +468,7 @@ class FileTasks:
         sample_rows = np.random.default_rng(7).choice(len(encoded), count, replace=False)
         keys = key_table(encoded.take(pa.array(sample_rows)), tuple(field_id for field_id, _ in form.partition))
         values: dict[str, Any] = {CONTENT: content, SPEC_ID: spec_id, KINDS: kinds}
-        values |= {KEYS: rows_stream(keys), ROWS: rows_stream(encoded, compression="lz4")}
+        values |= {KEYS: to_stream(keys), ROWS: to_stream(encoded, compression="lz4")}
         columns = {name: pa.array([value], self.schema.field(name).type) for name, value in values.items()}
         if self.rows.partition:
             columns[TUPLES] = self._tuples(entries)
@@ -500,4 +499,4 @@ def cut_rows(tasks: SortedManifests, bounds: pa.Table, batches: Iterable[pa.Reco
 def _blobs(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.Table]:
     for batch in batches:
         for blob in batch.column(name):
-            yield read_rows_stream(blob.as_buffer())
+            yield from_stream(blob.as_buffer())

@@ -1,40 +1,22 @@
-"""What the snapshots of a table changed, for reads of changelogs and streams in a process without a session.
-
-The planning process finds the changed files of each snapshot, and divides them among tasks.
-"""
+"""Reads of changelogs by the data source, and the plans of changes that its options choose."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from sparkmeta.changes.changed_files import APPEND
-from sparkmeta.changes.changelog import REPLACE, refuse_change_columns
+from sparkmeta.changes.change_plans import ChangePlans, SnapshotStep
 from sparkmeta.changes.file_changes import snapshots_between
-from sparkmeta.changes.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.options import CHANGELOG, whole
 from sparkmeta.data_source.tables import Read
 from sparkmeta.errors import InvalidArgumentError
-from sparkmeta.manifests.sorted_manifests import packed
-from sparkmeta.reports import ScanResult
-from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql.types import StructType
-
-    from sparkmeta.changes.snapshot_changes import Parts, SnapshotChanges
     from sparkmeta.data_source.options import ReadOptions
-    from sparkmeta.scan import Scan
-    from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
 
 
@@ -43,174 +25,21 @@ def read_of(options: ReadOptions, table: Table) -> Read:
     return ChangelogRead(options, table) if options.table.lower() == CHANGELOG else tables.read_of(options, table)
 
 
-@dataclass(frozen=True)
-class SnapshotStep:
-    """A snapshot whose changes are read.
+def plans_of(options: ReadOptions, table: Table) -> ChangePlans:
+    """Return the plans of a table's changes.
 
-    Attributes:
-        snapshot: the snapshot.
-        is_whole: whether all of its rows are inserted, since the history before it has expired.
+    Raises:
+        InvalidArgumentError: an option is not for changes, or a column is not in the table.
+        ValidationError: a column has the name of one of a changelog.
     """
-
-    snapshot: Snapshot
-    is_whole: bool = False
-
-
-def _key(step: SnapshotStep) -> tuple[int, bool]:
-    return step.snapshot.snapshot_id, step.is_whole
-
-
-@dataclass
-class ChangePlans:
-    """Plans the changes of a table's snapshots.
-
-    Attributes:
-        scan: the columns, the filter and the table.
-        is_changelog: whether to read changelogs. If not, the rows that snapshots of the operation `append` appended.
-    """
-
-    scan: Scan
-    is_changelog: bool
-    _plans: dict[tuple[int, bool], SnapshotChanges | None] = field(default_factory=dict)
-
-    @staticmethod
-    def of(options: ReadOptions, table: Table) -> ChangePlans:
-        """Return the plans of a table.
-
-        Raises:
-            InvalidArgumentError: an option is not for changes, or a column is not in the table.
-            ValidationError: a column has the name of one of a changelog.
-        """
-        if options.chooses_snapshot and options.branch is None and options.ref is None:
-            raise InvalidArgumentError("changes are read of a branch: snapshot-id, tag and as-of-timestamp name none")
-        plans = ChangePlans(options.scan(table), options.table.lower() == CHANGELOG)
-        scan = plans.scan
-        if scan.ref is not None and scan.state.metadata_ref(scan.ref).snapshot_ref_type != "branch":
-            raise InvalidArgumentError(f"{table.location()}: changes are read of a branch: {scan.ref} is a tag")
-        plans.select(options.column_names or [field.name for field in scan.schema().fields])
-        return plans
-
-    def select(self, names: Sequence[str]) -> None:
-        """Read only some columns.
-
-        Raises:
-            InvalidArgumentError: the table has no such column.
-        """
-        if not self.is_changelog:
-            self.scan = self.scan.select(*names)
-            return
-        chosen = [name for name in names if name not in CHANGE_COLUMNS]
-        self.scan = self.scan.select(*(chosen or [self.scan.projection().fields[0].name]))
-        refuse_change_columns(self.scan.plan.rows)
-
-    @property
-    def row_type(self) -> StructType:
-        """The type of the rows."""
-        scan = self.scan
-        columns = tuple(CHANGE_COLUMNS) if self.is_changelog else scan.metadata_columns
-        return row_type(scan.state.at(scan.snapshot()), scan.projection(), columns)
-
-    def changes(self, step: SnapshotStep) -> SnapshotChanges | None:
-        """Return the files in which a snapshot changed rows; None if there are none. Plans are kept.
-
-        Raises:
-            NoSuchSnapshotError: its parent is needed, and has expired.
-            ValidationError: metadata or deletes contradict each other.
-        """
-        key = _key(step)
-        if key not in self._plans:
-            self._plans[key] = self._planned(step)
-        return self._plans[key]
-
-    def forget(self, steps: Iterable[SnapshotStep]) -> None:
-        """Forget the plans of some snapshots."""
-        for step in steps:
-            self._plans.pop(_key(step), None)
-
-    def _planned(self, step: SnapshotStep) -> SnapshotChanges | None:
-        scan_filter, snapshot = self.scan.plan.rows.filter, step.snapshot
-        if step.is_whole:
-            return rows_of_snapshot(scan_filter, snapshot)
-        if self.is_changelog:
-            return None if snapshot.operation == REPLACE else changes_of(scan_filter, snapshot)
-        return appends_of(scan_filter, snapshot) if snapshot.operation == APPEND else None
-
-    def shares(self, ranges: Iterable[tuple[SnapshotStep, int, int | None]]) -> list[Share]:
-        """Divide changes among tasks.
-
-        Args:
-            ranges: steps, oldest first, each with the first of its units and the first one after the range; None for
-                all others.
-        """
-        started, steps = time.perf_counter(), [*ranges]
-        plain: list[Parts] = []
-        compared: list[list[Parts]] = []
-        ordinal = files = size = 0
-        for step, start, stop in steps:
-            changes = self.changes(step)
-            if changes is not None:
-                end = len(changes) if stop is None else stop
-                files += int(changes.file_counts[start:end].sum())
-                size += int(changes.totals("file_size_in_bytes")[start:end].sum())
-                plain += changes.plain(start, end, ordinal)
-                compared += changes.of_compared(start, end, ordinal)
-            ordinal += step.is_whole or step.snapshot.operation != REPLACE
-        if steps:
-            first, last = steps[0][0], steps[-1][0]
-            since = None if first.is_whole else first.snapshot.parent_snapshot_id
-            result = partial(ScanResult, files, size)
-            self.scan.plan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
-        readers = ChangeReaders.of(self.scan.plan.rows, changes=self.is_changelog)
-        return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
-
-
-@dataclass(frozen=True)
-class Share:
-    """The parts of files that a task reads.
-
-    Attributes:
-        readers: read the parts.
-        plain: parts that are not compared.
-        compared: units whose rows are compared.
-        bucket: the task's part of the rows of these units.
-        buckets: the number of these parts.
-    """
-
-    readers: ChangeReaders
-    plain: bytes | None = None
-    compared: tuple[tuple[bytes, ...], ...] = ()
-    bucket: int = 0
-    buckets: int = 1
-
-    def rows(self) -> Iterator[pa.Table]:
-        """Read the rows."""
-        if self.plain is not None:
-            for batch in self.readers.plain.read(tables.table_of_bytes(self.plain).to_batches()):
-                yield pa.Table.from_batches([batch])
-        for unit in self.compared:
-            assert self.readers.compared is not None
-            parts = (batch for part in unit for batch in tables.table_of_bytes(part).to_batches())
-            yield self.readers.compared.read(parts, self.bucket, self.buckets)
-
-
-def _plain_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
-    # Parts with deletes that select rows have a further column.
-    for width in sorted({table.num_columns for table, _ in parts}):
-        same_width = [(table, sizes) for table, sizes in parts if table.num_columns == width]
-        whole_table = pa.concat_tables([table for table, _ in same_width], promote_options="permissive")
-        for share in row_shares(whole_table, np.concatenate([sizes for _, sizes in same_width])):
-            yield Share(readers, plain=tables.bytes_of(share))
-
-
-def _compared_shares(readers: ChangeReaders, units: Sequence[list[Parts]]) -> Iterator[Share]:
-    sized = [
-        (tuple(tables.bytes_of(table) for table, _ in parts), sum(int(sizes.sum()) for _, sizes in parts))
-        for parts in units
-    ]
-    for together in packed(sized, PART_BYTES, lambda unit: unit[1]):
-        buckets = -(-sum(size for _, size in together) // PART_BYTES) or 1
-        for bucket in range(buckets):
-            yield Share(readers, compared=tuple(unit for unit, _ in together), bucket=bucket, buckets=buckets)
+    if options.chooses_snapshot and options.branch is None and options.ref is None:
+        raise InvalidArgumentError("changes are read of a branch: snapshot-id, tag and as-of-timestamp name none")
+    plans = ChangePlans(options.scan(table), options.table.lower() == CHANGELOG)
+    scan = plans.scan
+    if scan.ref is not None and scan.state.metadata_ref(scan.ref).snapshot_ref_type != "branch":
+        raise InvalidArgumentError(f"{table.location()}: changes are read of a branch: {scan.ref} is a tag")
+    plans.select(options.column_names or [field.name for field in scan.schema().fields])
+    return plans
 
 
 class ChangelogRead(Read):
@@ -219,7 +48,7 @@ class ChangelogRead(Read):
     def __init__(self, options: ReadOptions, table: Table) -> None:
         ids = {"start-snapshot-id": options.start_snapshot_id, "end-snapshot-id": options.end_snapshot_id}
         start, end = (None if text is None else whole(name, text) for name, text in ids.items())
-        plans = ChangePlans.of(options, table)
+        plans = plans_of(options, table)
         head = plans.scan.snapshot()
         if end is None and head is not None:
             end = head.snapshot_id

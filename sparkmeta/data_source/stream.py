@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
+from sparkmeta.changes.change_plans import SnapshotStep
 from sparkmeta.changes.changed_files import APPEND
 from sparkmeta.changes.changelog import REPLACE
 from sparkmeta.changes.file_changes import snapshots_between
-from sparkmeta.data_source.changes import ChangePlans, SnapshotStep
+from sparkmeta.data_source.changes import plans_of
 from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
@@ -208,7 +209,7 @@ class _Source:
     def __init__(self, options: StreamOptions, table: Table, schema: StructType) -> None:
         self._options, self._table, self._schema = options, table, schema
         self.plan = " ".join(filter(None, (options.table.lower(), options.filter)))
-        self._plans = ChangePlans.of(options, table)
+        self._plans = plans_of(options, table)
         self._fit()
 
     def refresh(self) -> None:
@@ -220,7 +221,7 @@ class _Source:
         known, self._table = self._table.metadata_location, self._table.refresh()
         if self._table.metadata_location != known:
             with self._changed():
-                self._plans = ChangePlans.of(self._options, self._table)
+                self._plans = plans_of(self._options, self._table)
             self._fit()
 
     def _fit(self) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import arrow_schema, spark_schema
 from sparkmeta.data_source.options import CHANGELOG, ROWS
-from sparkmeta.entries.arrays import estimated_entry_counts
+from sparkmeta.entries.arrays import estimated_entry_counts, from_stream, to_stream
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import InvalidArgumentError, hint_at, shown
@@ -180,7 +180,9 @@ class MetadataRead(Read):
         if self.name in _ALL_CONTENTS:
             listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_ENTRIES)
             assert isinstance(listed, pa.Table)
-            return [bytes_of(part) for part in _parts(listed, "manifest_length")] or [bytes_of(listed)]
+            return [to_stream(part, "zstd") for part in _parts(listed, "manifest_length")] or [
+                to_stream(listed, "zstd")
+            ]
         sources: dict[str, Callable[[], pa.Table]] = {
             "files": lambda: state.manifests,
             "entries": lambda: state.manifests,
@@ -196,7 +198,7 @@ class MetadataRead(Read):
         if self._decodes:
             arguments["columns"] = self.columns or [*columns] or [self.row_type.names[0]]
         if isinstance(share, bytes):
-            given = (arguments["columns"], MOST_ENTRIES, table_of_bytes(share))
+            given = (arguments["columns"], MOST_ENTRIES, from_stream(share))
             of_entries = self.name == "all_entries"
             read = files.all_entries(state, *given) if of_entries else files.all_files(state, None, *given)
             yield read.table()
@@ -290,11 +292,11 @@ class RowsRead(Read):
 
     def shares(self) -> list[Any]:
         reader, shares = shares_of(self.planning.plan.rows, self.planning.plan.choice)
-        return [(reader, bytes_of(share)) for share in shares]
+        return [(reader, to_stream(share, "zstd")) for share in shares]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         reader, parts = share
-        for batch in reader.read(table_of_bytes(parts).to_batches()):
+        for batch in reader.read(from_stream(parts).to_batches()):
             yield pa.Table.from_batches([batch])
 
 
@@ -345,16 +347,3 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
     entries = estimated_entry_counts(listed, size).to_pylist()
     shares = packed(range(len(listed)), SHARE_ENTRIES, entries.__getitem__)
     return [listed.slice(places[0], len(places)) for places in shares]
-
-
-def bytes_of(table: pa.Table) -> bytes:
-    """Return a table as bytes for another process."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def table_of_bytes(content: bytes) -> pa.Table:
-    """Return the table of `bytes_of`."""
-    return pa.ipc.open_stream(content).read_all()

@@ -256,6 +256,23 @@ def is_live_entry() -> Sql:
     return sql.col("version_info.status") != int(Status.DELETED)
 
 
+# -- Tables as bytes --------------------------------------------------------------------------------------------------
+
+
+def to_stream(rows: pa.Table, compression: str | None = None) -> bytes:
+    """Return a table as an Arrow IPC stream, which other processes, and Spark without a schema, can carry."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        stream.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_stream(data: bytes | pa.Buffer) -> pa.Table:
+    """Return the table in an Arrow IPC stream."""
+    return pa.ipc.open_stream(data).read_all()
+
+
 # -- Counts of manifests ----------------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import identities, identity_type, is_live, whole
+from sparkmeta.entries.arrays import from_stream, identities, identity_type, is_live, to_stream, whole
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.root import version
-from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
@@ -171,7 +170,7 @@ class PartitionSums:
         pending: list[pa.Table] = []
         for batch in blobs:
             for blob in batch.column(0):
-                pending.append(read_rows_stream(blob.as_buffer()))
+                pending.append(from_stream(blob.as_buffer()))
                 if sum(map(len, pending)) >= _MERGED_AT_ONCE:
                     pending = [self._merged(pending)]
         if not pending:
@@ -225,7 +224,7 @@ class PartitionSums:
 
 
 def _blob(sums: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([rows_stream(sums)], pa.binary())], schema=SUMS)
+    return pa.RecordBatch.from_arrays([pa.array([to_stream(sums)], pa.binary())], schema=SUMS)
 
 
 def _updates(snapshots: Sequence[tuple[int, int]], ranks: Any) -> dict[str, Any]:

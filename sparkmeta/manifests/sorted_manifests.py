@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_size, with_version_info, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import live_count, with_plain_types
+from sparkmeta.entries.arrays import from_stream, live_count, to_stream, with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
+from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks, tasks_of_work
 from sparkmeta.spec.entry import Status
 
@@ -125,7 +125,7 @@ def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.Record
     by_keys = table.take(pa.array(order[~is_bound]))
     starts = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [rows]])
     for start, end in pairwise(starts.tolist()):
-        blob = rows_stream(by_keys.slice(start, end - start), compression="lz4")
+        blob = to_stream(by_keys.slice(start, end - start), compression="lz4")
         yield pa.RecordBatch.from_pydict({"range": [int(numbers[start])], "rows": [blob]}, schema=RANGE_SCHEMA)
 
 
@@ -163,7 +163,7 @@ def most_tasks(spark: SparkSession) -> int:
 def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield the unsorted rows of each range. The blobs of a range must be adjacent."""
     for _, blobs in groupby(_blobs(batches), key=lambda row: row[0]):
-        yield combined(read_rows_stream(blob) for _, blob in blobs)
+        yield combined(from_stream(blob) for _, blob in blobs)
 
 
 def _blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buffer]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import shutil
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io import load_file_io
 
+from sparkmeta.entries.arrays import to_stream
 from sparkmeta.errors import FileAccessError, NotFoundError
 from sparkmeta.storage.files import IOFiles, LocalFiles, executor_writer
 from sparkmeta.storage.location import is_local, join, local_path
@@ -159,7 +159,7 @@ class PageWriter:
             return
         rest = pa.Table.from_batches(pending)
         if not written and count <= self.returned_tasks:
-            yield _page_row(None, count, 0, _stream(rest))
+            yield _page_row(None, count, 0, to_stream(rest))
             return
         for page in cut_pages(rest, self.page_tasks, self.page_bytes):
             yield self._page(page)
@@ -175,18 +175,6 @@ class PageWriter:
 
 def _page_row(page: str | None, tasks: int, size: int, rows: bytes | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"page": page, "tasks": tasks, "bytes": size, "rows": rows}], PAGE_SCHEMA)
-
-
-def _stream(rows: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue()
-
-
-def from_stream(data: bytes) -> pa.Table:
-    """Return the rows in an Arrow stream."""
-    return pa.ipc.open_stream(data).read_all()
 
 
 # -- The spool --------------------------------------------------------------------------------------------------------

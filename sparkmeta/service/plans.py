@@ -19,6 +19,7 @@ from sparkmeta.changes.file_changes import snapshots_between
 from sparkmeta.changes.range_scan import IncrementalScan
 from sparkmeta.columns.conditions import fold
 from sparkmeta.columns.terms import SchemaFields
+from sparkmeta.entries.arrays import from_stream
 from sparkmeta.errors import (
     InvalidFilterError,
     NoSuchNamespaceError,
@@ -29,7 +30,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.scan import ALL_FIELDS, Scan
-from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
+from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, packed, page_text
 from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
 from sparkmeta.service.rest_tasks import refuse_dropped, refuse_table
 from sparkmeta.session import map_arrow

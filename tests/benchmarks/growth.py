@@ -28,9 +28,10 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField
 
+from sparkmeta.entries.arrays import from_stream, to_stream
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
-from sparkmeta.manifests.v4.write import leaf_row, read_rows_stream, rows_stream
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, SnapshotRef, serialize_table_metadata
@@ -148,9 +149,9 @@ class Growth:
             return unmasked._leaf_rows()
         if not stream.exists():
             with ProcessPoolExecutor(2) as pool:
-                rows = [read_rows_stream(row) for row in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
-            stream.write_bytes(rows_stream(pa.concat_tables(rows)))
-        return read_rows_stream(stream.read_bytes())
+                rows = [from_stream(row) for row in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
+            stream.write_bytes(to_stream(pa.concat_tables(rows)))
+        return from_stream(stream.read_bytes())
 
     def _manifest_dvs(self, leaves: list[str]) -> list[pa.Table]:
         """Write a manifest deletion vector for every leaf into one Puffin file, and return their entries."""
@@ -190,7 +191,7 @@ def _leaf(task: tuple[Growth, int]) -> bytes:
     row = row.set_column(row.column_names.index("first_row_id"), "first_row_id", first)
     field = row.schema.field("version_info")
     row = row.set_column(row.column_names.index(field.name), field, pa.array([_version()], field.type))
-    return rows_stream(row)
+    return to_stream(row)
 
 
 def _entries(growth: Growth, leaf: int) -> pa.Table:

@@ -17,8 +17,8 @@ from sparkmeta.commit.file_rows import FILE_ORDER, FILES_PER_KEY, KEYS, FileTask
 from sparkmeta.commit.lists import MOST_MERGED, manifest_format, merge_bins
 from sparkmeta.commit.new_files import listed_rows
 from sparkmeta.commit.options import ListOptions
+from sparkmeta.entries.arrays import from_stream
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
-from sparkmeta.manifests.v4.write import read_rows_stream
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import LocalFiles
@@ -132,7 +132,7 @@ def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path)
         FILE_ORDER: range(count),
     }
     (row,) = tasks.encode([pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})])
-    keys = read_rows_stream(row.column(KEYS)[0].as_buffer())
+    keys = from_stream(row.column(KEYS)[0].as_buffer())
     assert len(keys) == count // FILES_PER_KEY
     assert len(keys.column("k0").unique()) > 40
     assert row.column("kinds").to_pylist() == [

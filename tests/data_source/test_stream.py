@@ -37,7 +37,7 @@ from pyiceberg.types import (
 )
 
 import sparkmeta as sm
-from sparkmeta.data_source import changes
+from sparkmeta.changes import change_plans
 from sparkmeta.rows import arrow_reader
 from tests.maintain.test_expire import soon
 from tests.peers.java import Java
@@ -301,7 +301,7 @@ def test_rows_that_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     Python has no dates and times of the year 10000.
     """
-    monkeypatch.setattr(changes, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(change_plans, "PART_BYTES", part_bytes)
     table = made(tmp_path, 2, NESTED, PartitionSpec())
     kinds = table.scan().to_arrow().schema
 
@@ -466,8 +466,8 @@ def test_snapshots_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     table = made(tmp_path, 2)
     for _ in range(2):
         table = table.append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
-    planned, plan = [], changes.appends_of
-    monkeypatch.setattr(changes, "appends_of", lambda *args: planned.append(args[1].snapshot_id) or plan(*args))
+    planned, plan = [], change_plans.appends_of
+    monkeypatch.setattr(change_plans, "appends_of", lambda *args: planned.append(args[1].snapshot_id) or plan(*args))
     query = Stream(place(table), **{"streaming-max-files-per-micro-batch": 2})
     while query.plan():
         query.run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import extremes, is_live, kept_rows, manifest_counts, whole
+from sparkmeta.entries.arrays import extremes, from_stream, is_live, kept_rows, manifest_counts, to_stream, whole
 from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
@@ -193,7 +193,7 @@ def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
 
 
 def _rows_of(written: pa.Table, form: LeafFormat) -> pa.Table:
-    rows = [read_rows_stream(stream) for stream in written.column("leaf").to_pylist()]
+    rows = [from_stream(stream) for stream in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
 
@@ -220,7 +220,7 @@ def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.Reco
     for owner, row in put_behind(_encoded_owned(form, entry_bytes, batches), form.writer):
         index = row.column_names.index("referenced_file")
         owned = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
-        yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(owned)]}, schema=_WRITTEN)
+        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(owned)]}, schema=_WRITTEN)
 
 
 def _encoded_owned(
@@ -294,21 +294,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _, row in put_behind(((None, leaf) for leaf in _leaves(form, batches)), form.writer):
-        yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
-
-
-def rows_stream(rows: pa.Table, compression: str | None = None) -> bytes:
-    """Return entries as an Arrow IPC stream, in which Spark moves them without a schema of entries."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
-        stream.write_table(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def read_rows_stream(data: bytes | pa.Buffer) -> pa.Table:
-    """Return the entries of a stream that `rows_stream` made."""
-    return pa.ipc.open_stream(data).read_all()
+        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=_WRITTEN)
 
 
 def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedLeaf]:
