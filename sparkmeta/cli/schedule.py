@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.catalog import Catalog
-    from sparkmeta.maintain.health import HealthReport
+    from sparkmeta.maintain.health_findings import Finding
     from sparkmeta.table import Table
 
 
@@ -712,6 +712,10 @@ class _Maintained:
         started = time.perf_counter()
         try:
             table = self.chosen.load(self.spark)
+            # Health can't examine what a check may name.
+            if Check.name in group.jobs:
+                result, table = self._run(Check(), table, ())
+                yield self._logged(result)
             report = examine(table, group.thresholds)
         except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
             seconds = round(time.perf_counter() - started, 3)
@@ -720,8 +724,8 @@ class _Maintained:
             return
         self.log(f"{name}: {report.headline}, in {report.seconds} s")
         for job in JOBS:
-            if job.name in group.jobs:
-                result, table = self._run(job, table, report)
+            if job.name in group.jobs and not isinstance(job, Check):
+                result, table = self._run(job, table, report.list_findings)
                 yield self._logged(result)
 
     def _logged(self, result: JobResult) -> JobResult:
@@ -729,13 +733,13 @@ class _Maintained:
         self.log(f"{result.table}: {result.job}: {result.status}{problem}")
         return result
 
-    def _run(self, job: Job, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
+    def _run(self, job: Job, table: Table, found_by_health: Sequence[Finding]) -> tuple[JobResult, Table]:
         started = time.perf_counter()
         name, group = self.chosen.name, self.chosen.group
         configured = group.jobs[job.name]
         # Health examines main.
         on_main = configured.get("branch", "main") == "main"
-        findings = [finding for finding in report.list_findings if on_main and finding.job == job.name]
+        findings = [finding for finding in found_by_health if on_main and finding.job == job.name]
         options = {name: value for finding in findings for name, value in finding.options.items()}
         if "target_file_size_bytes" in configured:
             # Health compares files with the table's target.

@@ -19,6 +19,7 @@ from sparkmeta.cli.schedule import JOBS, choose_tables, read_config, run_mainten
 from sparkmeta.errors import CatalogError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.location import local_path
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.handmade import HandmadeTable, data, long_bounds
 from tests.maintain.test_compact import EAGER, append, delete, seen
@@ -126,6 +127,17 @@ def test_the_job_check(spark: SparkSession, tmp_path: Path) -> None:
     problem = f"1, such as {row['location']}: bounds-order: {row['problem']}"
     assert result["error"] == f"contradictions in the metadata: {problem}"
     assert "check: failed" in log
+
+
+def test_check_names_what_health_can_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    HandmadeTable(tmp_path / "t", 3, summaries=True).add(0, 0, data("x:d0", **long_bounds(1, 5))).write()
+    manifest = sm.load_table(str(tmp_path / "t"), spark=spark).inspect.arrow.manifests().column("path")[0].as_py()
+    Path(local_path(manifest)).write_bytes(b"no manifest")
+    text = f'[jobs.check]\n[[tables]]\nlocations = ["{tmp_path}/t"]\n'
+    code, (check, health), _ = command("--config", str(written(tmp_path / "t.toml", text)))
+    assert (code, check["job"], check["status"]) == (1, "check", "failed")
+    assert manifest in {row["location"] for row in check["plan"]["contradictions"]}
+    assert (health["job"], health["status"]) == ("health", "failed")
 
 
 class Listed:
