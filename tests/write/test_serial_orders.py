@@ -14,6 +14,7 @@ import os
 import random
 import struct
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "0")), int(os.environ.get("SPARKMETA_SEED", "1"))
 PARTS, LAST_ID, BLOCK = "abc", 12, 6
 LEVELS = ("serializable", "snapshot")
+NAN = float("nan")
 
 Row = tuple[int, str, int]
 Rows = Counter[Row]
@@ -382,3 +384,25 @@ def test_pairs_of_changes(
             rows, orders = rows_of(newest), outcomes(first, second)
             assert rows in orders, f"{pair}\n{sorted(rows - orders[0])} more, {sorted(orders[0] - rows)} less"
     assert len(results) == 2, results
+
+
+@pytest.mark.parametrize(("version", "mode"), [(2, "copy-on-write"), (3, "merge-on-read"), (4, "merge-on-read")])
+@pytest.mark.parametrize(("added", "row_filter", "conflicts"), [
+    (NAN, "d > 5", True), (NAN, "d >= 5", True), (NAN, "d != 1", True), (NAN, "d < 0.25", False), (NAN, "d = 5", False),
+    (2.0, "d > 5", False), (7.0, "d > 5", True),
+])  # fmt: skip
+def test_nan_is_above_all_numbers_for_conflicts(
+    added: float, row_filter: str, conflicts: bool, version: int, mode: str, tmp_path: Path
+) -> None:
+    """A file of NaN and small numbers has small bounds, and yet has rows above each number."""
+    catalog = sm.load_catalog("c", type="hadoop", warehouse=str(tmp_path))
+    schema = pa.schema([("id", pa.int64()), ("d", pa.float64())])
+    properties = {"write.delete.mode": mode, "write.delete.isolation-level": "serializable"}
+    table = catalog.create_table("db.t", schema, format_version=version, properties=properties)
+    table = table.append(pa.table({"id": [1, 2], "d": [1.0, 9.0]}, schema))
+    with_nan = pa.table({"id": [3, 4], "d": [0.5, added]}, schema)
+    refused = pytest.raises(CommitConflictError, match="added data that may match") if conflicts else nullcontext()
+    with refused, table.transaction() as transaction:
+        transaction.delete(row_filter)
+        table.append(with_nan)
+    assert {3, 4} <= {*table.refresh().scan().to_arrow().column("id").to_pylist()}
