@@ -105,7 +105,6 @@ ARGUMENTS |= {
     "repeats": None,
     "replace_partitions": {"files": FILES, "rows": ROWS},
     "rewrite": {"removed": FILES},
-    "upsert_few": {"rows": ROWS, "join_cols": ["id"], "branch": None, "properties": {}},
     "validate_data_files_exist": {"files": FILES},
     "validate_partition_specs": {"spec_ids": [0]},
     "assign": {"assignments": {"part": "x"}, "where": "id = 1"},

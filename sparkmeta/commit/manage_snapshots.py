@@ -14,7 +14,7 @@ from sparkmeta.checks import NAME
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.new_snapshot import branch_head, branch_update
 from sparkmeta.commit.removed_files import NotLiveError
-from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import PUBLISHED_WAP_ID, WAP_ID, WriteTarget, staged_snapshots, wap_ids
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.spec.entry import ContentType
@@ -285,7 +285,7 @@ class CherryPick:
     @property
     def names(self) -> SnapshotNames | None:
         """The names of the files that the step writes; None if it writes none. For `Transaction`."""
-        return None if self._copy is None else self._copy.update.names
+        return None if self._copy is None else self._copy.step.names
 
     def apply(self, state: TableState) -> TableMetadata:
         """Return the table's metadata with the changes on main. Attempts share the files that a copy has written."""
@@ -311,14 +311,16 @@ class CherryPick:
 
 @dataclass
 class _Copy:
-    """An update of main with the changes of a snapshot.
+    """A new snapshot of main with the changes of another one.
 
     Attributes:
+        picked: the other snapshot.
+        step: makes the new one.
         added: the data files that the snapshot added.
     """
 
     picked: Snapshot
-    update: SnapshotUpdate
+    step: SnapshotStep
     added: DataFrame
 
     @staticmethod
@@ -329,12 +331,13 @@ class _Copy:
         properties = {SOURCE_SNAPSHOT: str(picked.snapshot_id)} | recording_properties(picked)
         if wap_id := summary_of(picked).get(WAP_ID):
             properties[PUBLISHED_WAP_ID] = wap_id
-        update = SnapshotUpdate(state, WriteTarget(MAIN_BRANCH), properties)
+        step = SnapshotStep(state, WriteTarget(MAIN_BRANCH), properties)
+        update = SnapshotUpdate(step)
         if _is_append(picked):
             update.append(added)
         else:
             update.overwrite(added, data.where(F.col(CHANGE_TYPE) == REMOVED).select("file_path"))
-        return _Copy(picked, update, added)
+        return _Copy(picked, step, added)
 
     def apply(self, state: TableState, head: TableState, history: list[Snapshot]) -> TableMetadata:
         if _is_dynamic_overwrite(self.picked):
@@ -344,7 +347,7 @@ class _Copy:
                 raise CommitConflictError(f"{_name(head, self.picked)} {problem}")
             refuse_new_data(head, self.added, start)
         try:
-            return self.update.apply(state)
+            return self.step.apply(state)
         except NotLiveError as error:
             raise CommitConflictError(f"{error} any more") from error
 

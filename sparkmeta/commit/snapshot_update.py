@@ -379,6 +379,71 @@ class Attempt:
         )
 
 
+# -- The step of a transaction ----------------------------------------------------------------------------------------
+
+
+class SnapshotStep:
+    """The step of a transaction that makes a snapshot of changes of files.
+
+    Attributes:
+        changes: the changes of files.
+        target: where the snapshot goes.
+        key: the idempotency key, which the snapshot records; None for no key.
+        repetition_of: the snapshot that has recorded the key; None if none is known.
+        closed: whether the transaction is committed, after which there are no more changes.
+    """
+
+    def __init__(
+        self, started: TableState, target: WriteTarget, properties: dict[str, str], key: IdempotencyKey | None = None
+    ) -> None:
+        """Create a step without changes.
+
+        Args:
+            started: the table when the transaction began.
+            target: where the snapshot goes.
+            properties: extra properties for the snapshot's summary.
+            key: the idempotency key, which the snapshot records.
+        """
+        properties = properties | ({} if key is None else key.properties)
+        if target.wap_id is not None:
+            properties[WAP_ID] = target.wap_id
+        self.target, self.key, self.closed = target, key, False
+        is_stream = key is not None and properties.get(STREAM) == key.application and target.wap_id is None
+        self._stream = key if is_stream else None
+        self.repetition_of: Snapshot | None = None
+        self.changes = ChangeSet(started, target, properties)
+        self._progress = Progress()
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """Write the snapshot's manifests and return the table's metadata with the snapshot."""
+        if self.names.discarded:
+            self._progress = Progress()
+        # Another commit may have upgraded the table since the transaction began.
+        refuse_lists_of_version_4(state.metadata, state.metadata.location)
+        refuse_encrypted(state.metadata, "and can't be committed to")
+        self.target.refuse_used_id(state.metadata)
+        metadata = Attempt(self.changes, self._progress, self.target.head(state)).apply()
+        return metadata if self._stream is None else with_epoch(metadata, self.target.branch, self._stream)
+
+    def repeats(self, metadata: TableMetadata) -> bool:
+        """Return whether a snapshot has recorded the idempotency key: `repetition_of`."""
+        if self.key is not None:
+            history = [*self.target.history(metadata)]
+            recorded = self.key.recorded_by(history)
+            self.repetition_of = recorded or earlier_repetition(metadata, self.target.branch, history, self.key)
+        return self.repetition_of is not None
+
+    @property
+    def head(self) -> TableState:
+        """The table at the snapshot that the update is based on, when the transaction began."""
+        return self.target.head(self.changes.started)
+
+    @property
+    def names(self) -> SnapshotNames:
+        """The names of the files that the update writes."""
+        return self._progress.names
+
+
 # -- `SnapshotUpdate` -------------------------------------------------------------------------------------------------
 
 
@@ -394,27 +459,9 @@ class SnapshotUpdate:
     which is faster than a DataFrame of its files.
     """
 
-    def __init__(
-        self, started: TableState, target: WriteTarget, properties: dict[str, str], key: IdempotencyKey | None = None
-    ) -> None:
-        """Create an update without changes. For `Transaction`.
-
-        Args:
-            started: the table when the transaction began.
-            target: where the snapshot goes.
-            properties: extra properties for the snapshot's summary.
-            key: the idempotency key, which the snapshot records.
-        """
-        properties = properties | ({} if key is None else key.properties)
-        if target.wap_id is not None:
-            properties[WAP_ID] = target.wap_id
-        self.target, self.key = target, key
-        is_stream = key is not None and properties.get(STREAM) == key.application and target.wap_id is None
-        self._stream = key if is_stream else None
-        self.repetition_of: Snapshot | None = None
-        self._changes = ChangeSet(started, target, properties)
-        self._progress = Progress()
-        self._closed = False
+    def __init__(self, step: SnapshotStep) -> None:
+        """Create an update that adds its changes to a step of a transaction."""
+        self._step, self._changes = step, step.changes
 
     def __enter__(self) -> Self:
         """Return the update, so that a block can collect its changes: `with tx.update_snapshot() as update`."""
@@ -656,10 +703,6 @@ class SnapshotUpdate:
         self._changes.are_new = True
         return self
 
-    def close(self) -> None:
-        """Refuse further changes, since the transaction is committed. For `Transaction`."""
-        self._closed = True
-
     def _table(self, files: GivenFiles | BaseTable | TableState) -> Relation | TableState:
         return table_of(files, self._changes.started)
 
@@ -667,13 +710,13 @@ class SnapshotUpdate:
         return rows_of_files(files, self._changes.started)
 
     def _refuse_closed(self) -> None:
-        if self._closed:
+        if self._step.closed:
             location = self._changes.started.metadata.location
             raise ValidationError(f"{location}: the transaction is committed: the update takes no more changes")
 
     def _check_sequence_number(self, number: object) -> None:
         """Raise ValidationError if the number exceeds the head's: later equality deletes must have higher numbers."""
-        metadata, head = self._changes.started.metadata, self.head.snapshot
+        metadata, head = self._changes.started.metadata, self._step.head.snapshot
         maximum = 0 if head is None else head.sequence_number or 0
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= maximum:
             raise ValidationError(
@@ -689,34 +732,3 @@ class SnapshotUpdate:
             problem = f"spec_ids is {shown(ids)}: expected ids of its partition specs, {sorted(known)}"
             raise ValidationError(f"{metadata.location}: {problem}")
         return frozenset(ids)
-
-    # -- The commit -------------------------------------------------------------------------------------------------
-
-    def apply(self, state: TableState) -> TableMetadata:
-        """Write the snapshot's manifests and return the table's metadata with the snapshot. For `Transaction`."""
-        if self.names.discarded:
-            self._progress = Progress()
-        # Another commit may have upgraded the table since the transaction began.
-        refuse_lists_of_version_4(state.metadata, state.metadata.location)
-        refuse_encrypted(state.metadata, "and can't be committed to")
-        self.target.refuse_used_id(state.metadata)
-        metadata = Attempt(self._changes, self._progress, self.target.head(state)).apply()
-        return metadata if self._stream is None else with_epoch(metadata, self.target.branch, self._stream)
-
-    def repeats(self, metadata: TableMetadata) -> bool:
-        """Return whether a snapshot has recorded the idempotency key: `repetition_of`. For `Transaction`."""
-        if self.key is not None:
-            history = [*self.target.history(metadata)]
-            recorded = self.key.recorded_by(history)
-            self.repetition_of = recorded or earlier_repetition(metadata, self.target.branch, history, self.key)
-        return self.repetition_of is not None
-
-    @property
-    def head(self) -> TableState:
-        """The table at the snapshot that the update is based on, when the transaction began."""
-        return self.target.head(self._changes.started)
-
-    @property
-    def names(self) -> SnapshotNames:
-        """The names of the files that the update writes. For `Transaction`."""
-        return self._progress.names

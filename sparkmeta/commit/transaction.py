@@ -22,7 +22,7 @@ from sparkmeta.checks import NAMES, property_texts
 from sparkmeta.commit.attempts import Step, commit_steps
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.new_snapshot import RefUpdate, refuse_tag
-from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import write_target
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4
@@ -111,21 +111,27 @@ class Transaction(Generic[TableT]):
             ValidationError: the branch is a tag, or a property is not a string; the transaction has another key; or a
                 snapshot has the session's `spark.wap.id` already.
         """
-        update = self._new_update(branch, snapshot_properties, idempotency_key)
-        if not update.repeats(self.table_metadata):
-            update.target.refuse_used_id(self.table_metadata)
-        self._add_snapshot(update)
-        return update
+        return SnapshotUpdate(self._snapshot_step(branch, snapshot_properties, idempotency_key))
 
-    def _new_update(
+    def _snapshot_step(
         self, branch: str | None, properties: Mapping[str, str] | None, idempotency_key: tuple[str, int] | None
-    ) -> SnapshotUpdate:
-        """Return an update that is not a step yet; see `update_snapshot`."""
+    ) -> SnapshotStep:
+        """Add the step of a new snapshot; see `update_snapshot`."""
+        step = self._new_step(branch, properties, idempotency_key)
+        if not step.repeats(self.table_metadata):
+            step.target.refuse_used_id(self.table_metadata)
+        self._add_snapshot(step)
+        return step
+
+    def _new_step(
+        self, branch: str | None, properties: Mapping[str, str] | None, idempotency_key: tuple[str, int] | None
+    ) -> SnapshotStep:
+        """Return a step that the transaction does not have yet; see `update_snapshot`."""
         started, texts = replace(self.table.state, metadata=self.table_metadata), summary_properties(properties)
         target, key = write_target(started, branch), key_of(idempotency_key, texts)
         refuse_tag(started.metadata, target.branch)
         for step in self._steps:
-            if not isinstance(step, SnapshotUpdate):
+            if not isinstance(step, SnapshotStep):
                 continue
             if None not in (step.key, key) and step.key != key:
                 problem = f"idempotency_key is {key}, and that of an earlier change is {step.key}"
@@ -133,7 +139,7 @@ class Transaction(Generic[TableT]):
             if None not in (step.target.wap_id, target.wap_id):
                 problem = f"an earlier change of the transaction makes the snapshot of wap.id {shown(target.wap_id)}"
                 raise ValidationError(f"{self.table.full_name}: {problem}: commit it, and give the next one a new id")
-        return SnapshotUpdate(started, target, texts, key)
+        return SnapshotStep(started, target, texts, key)
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
         """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block.
@@ -233,8 +239,8 @@ class Transaction(Generic[TableT]):
             has_changes = bool(self._steps) and self.repetition_of is None
             self._done = commit_steps(self.table, self._steps) if has_changes else self.table
             for step in self._steps:
-                if isinstance(step, SnapshotUpdate):
-                    step.close()
+                if isinstance(step, SnapshotStep):
+                    step.closed = True
                     self.repetition_of = self.repetition_of or step.repetition_of
             if self.repetition_of is not None:
                 recorded = f"snapshot {self.repetition_of.snapshot_id} has recorded its idempotency key"

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
 from sparkmeta.columns.filter_text import listed_names
-from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
+from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap, write_target
 from sparkmeta.data_source.options import PROPERTY, SourceOptions, option
 from sparkmeta.errors import (
     CommitConflictError,
@@ -147,7 +147,8 @@ class SinkTasks:
         """
         metadata, location = table.metadata, table.location()
         refuse_read_only(table)
-        _ = table.transaction().update_snapshot(options.branch, options.snapshot_properties).head
+        table.transaction().update_snapshot(options.branch, options.snapshot_properties)
+        write_target(table.state, options.branch).head(table.state)
         check_schema(schema, metadata.schema(), location)
         if options.mode == UPSERT and overwrites:
             raise ValidationError(f"{location}: mode is {UPSERT}, which replaces rows by keys: expected append")
@@ -330,7 +331,7 @@ class Sink:
         transaction, branch = table.transaction(), self.options.branch
         if self.options.mode == UPSERT:
             refuse_many(rows.nbytes, table.location())
-            return transaction.upsert_few(rows, self.options.key_columns, branch, properties)
+            return transaction._upsert_few(rows, self.options.key_columns, branch, properties)
         written = WrittenRows(rows)
         if not self.overwrites:
             return transaction.append(written, branch=branch, snapshot_properties=properties)

@@ -21,7 +21,7 @@ from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions, check_snapshot_options
-from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.relation import frame_of, some_columns, union, where
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
@@ -471,8 +471,10 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         number, head = None, self._state.snapshot
         if self.options.use_starting_sequence_number and head is not None and self.table.metadata.format_version > 1:
             number = head.sequence_number
-        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
-        return update.rewrite(some_columns(replaced_files, _REMOVED), new_files, data_sequence_number=number)
+        step = SnapshotStep(self.table.state, WriteTarget(self.branch), dict(self.properties))
+        removed = some_columns(replaced_files, _REMOVED)
+        SnapshotUpdate(step).rewrite(removed, new_files, data_sequence_number=number)
+        return step
 
     def commit(self) -> TableT:
         """See `Plan.commit`.

@@ -24,7 +24,7 @@ from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
 from sparkmeta.commit.options import BranchOptions, check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
-from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.arrays import entry_count, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
@@ -525,8 +525,9 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
         if not has_tree(self.table.metadata):
             return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
         removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
-        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
-        return update.rewrite(removed, deletes=public_files(self._written[0], self._state))
+        step = SnapshotStep(self.table.state, WriteTarget(self.branch), dict(self.properties))
+        SnapshotUpdate(step).rewrite(removed, deletes=public_files(self._written[0], self._state))
+        return step
 
     def _outcome(self) -> dict[str, Any] | None:
         """See `Plan.result`. The counts include the new delete files and their bytes."""

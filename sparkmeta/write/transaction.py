@@ -12,6 +12,7 @@ from pyiceberg.expressions import BooleanExpression
 
 from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.options import check_snapshot_options
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.conflicts import Isolation
-    from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.snapshot.state import TableState
@@ -328,22 +328,23 @@ class RowTransaction(Transaction[TableT], RowChanges):
             problem = "an earlier change of the transaction makes a snapshot, whose rows this change would not see"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
         written_before = len(self._written)
-        update = self.update_snapshot(change.branch, change.properties, idempotency_key=change.key)
+        step = self._snapshot_step(change.branch, change.properties, change.key)
+        update = SnapshotUpdate(step)
         try:
             with translated_errors():
                 if change.writes:
                     update.assume_new_files()
-                writer = RowChange(self, update, update.head, change.isolation)
+                writer = RowChange(self, update, step.head, change.isolation)
                 change.make(writer)
         except BaseException:
-            self._forget(update, written_before)
+            self._forget(step, written_before)
             raise
-        if writer.dropped and update.key is None:
+        if writer.dropped and step.key is None:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
-            self._forget(update, written_before)
+            self._forget(step, written_before)
         return self
 
-    def upsert_few(
+    def _upsert_few(
         self, rows: pa.Table, join_cols: Sequence[str] | None, branch: str | None, properties: Mapping[str, str]
     ) -> Self:
         """Upsert rows as `upsert` does, by delete files unless the property `write.merge.mode` says otherwise."""
@@ -357,14 +358,14 @@ class RowTransaction(Transaction[TableT], RowChanges):
         """Return whether the transaction commits nothing, since the branch has recorded its idempotency key."""
         self._refuse_committed()
         if self.repetition_of is None:
-            update = self._new_update(branch, properties, key)
-            update.repeats(self.table_metadata)
-            self.repetition_of = update.repetition_of
+            step = self._new_step(branch, properties, key)
+            step.repeats(self.table_metadata)
+            self.repetition_of = step.repetition_of
         return self.repetition_of is not None
 
-    def _forget(self, update: SnapshotUpdate, written_before: int) -> None:
+    def _forget(self, change: SnapshotStep, written_before: int) -> None:
         """Remove a change from the transaction, and delete the files that it wrote."""
-        self._steps[:] = [step for step in self._steps if step is not update]
+        self._steps[:] = [step for step in self._steps if step is not change]
         self._delete_written(written_before)
 
     def commit(self) -> TableT:
