@@ -136,7 +136,7 @@ def test_failures(location: str, tmp_path: Path, spark: SparkSession, heard: lis
     scan = sm.load_table(location, spark=spark).scan()
     for manifest in scan.state.manifests.column("location").to_pylist():
         Path(local_path(manifest)).unlink()
-    for plan in (sm.Scan.arrow.plan_files, sm.Scan.to_df):
+    for plan in (lambda scan: scan.arrow.plan_files(), sm.Scan.to_df):
         with pytest.raises(sm.NotFoundError):
             plan(scan)
     kinds = [(report["report-type"], report.get("error-type")) for report in heard]
@@ -288,7 +288,7 @@ def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str, monkeypatch: 
     table = new_table(proxy, namespace).append(ROWS).append(ROWS)
     table = table.delete("id = 2")
     with monkeypatch.context() as failing:
-        failing.setattr("sparkmeta.scan.arrow.plan_files", None)
+        failing.setattr("sparkmeta.scan.plan_files_arrow", None)
         with pytest.raises(TypeError):
             table.scan().arrow.plan_files()
     assert table.scan("id = 1").to_arrow().num_rows == 2
@@ -443,7 +443,7 @@ def test_open_telemetry(location: str, tmp_path: Path, spark: SparkSession, monk
         sm.load_table(location, spark=spark).scan("part = 'a'").arrow.plan_files()
         scans = {**meter.given}
         with monkeypatch.context() as failing:
-            failing.setattr("sparkmeta.scan.arrow.plan_files", None)
+            failing.setattr("sparkmeta.scan.plan_files_arrow", None)
             with pytest.raises(TypeError):
                 sm.load_table(location, spark=spark).scan().arrow.plan_files()
         catalog = sm.load_catalog("files", type="hadoop", warehouse=f"{tmp_path.as_uri()}/warehouse")

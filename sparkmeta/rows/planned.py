@@ -23,7 +23,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql, quoted
 from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import compact_lists, whole, with_plain_types
-from sparkmeta.entries.relation import at_most_one, frame_of, select
+from sparkmeta.entries.relation import at_most_one, frame_of, select, united
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
@@ -377,12 +377,9 @@ class RowPlan:
 
     @staticmethod
     def union(plans: Sequence[RowPlan], state: TableState) -> RowPlan:
-        """Return the union of one or more plans. Either all of them are tables, or none is."""
-        tables = [plan.rows for plan in plans if isinstance(plan.rows, pa.Table)]
-        if tables:
-            return RowPlan(pa.concat_tables(tables))
-        (frame,) = at_most_one([frame_of(plan.rows, state) for plan in plans])
-        return RowPlan(frame, tuple(deletes for plan in plans for deletes in plan.deletes))
+        """Return the union of one or more plans, as a table if all of them are tables."""
+        (rows,) = united([plan.rows for plan in plans], state)
+        return RowPlan(rows, tuple(deletes for plan in plans for deletes in plan.deletes))
 
     def shared_deletes(self, state: TableState) -> list[pa.Table]:
         """Read the deletes that name no data file: `ENTRY_ID`, `ENTRY` and others. An entry may occur twice.
@@ -478,8 +475,9 @@ class PlannedFiles:
         unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
         names = (*_COLUMNS, *partition, PARTITION_KEY, *others)
         columns = [*sql.columns(*names), named]
-        if isinstance(rows := plans[0].rows, pa.Table):
-            assert len(plans) == 1, "plans are united by Spark"
+        if all(isinstance(plan.rows, pa.Table) for plan in plans):
+            rows = RowPlan.union(plans, state).rows
+            assert isinstance(rows, pa.Table)
             table, (ids_of_files, shared) = select(rows, columns), _numbered(evaluate.values(rows, unnamed))
         else:
             columns.append(sql.transform(unnamed, _entry_id).alias(ENTRY_ID))

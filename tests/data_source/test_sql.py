@@ -357,7 +357,7 @@ def test_procedures(registered: SparkSession, folder: Path) -> None:
     for arguments, error in {
         "'rollback_to_snapshot'": "InvalidArgumentError: rollback_to_snapshot needs the argument snapshot_id",
         f"'rollback_to_snapshot', id => {first}": "rollback_to_snapshot has no argument id; arguments are snapshot_id",
-        "'rollback_to_snapshot', snapshot_id => 5": "rollback_to_snapshot",
+        "'rollback_to_snapshot', snapshot_id => 5": "unknown snapshot id: 5",
         "'rollback'": "'rollback' is not a procedure; procedures are rollback_to_snapshot",
         "'compute_table_stats'": r"compute_table_stats of .* is not for .*: table\.maintenance\.compute_table_stats\(",
         "'create_tag', tag_name => 'first'": "there is a tag 'first' already: replace_tag moves it",

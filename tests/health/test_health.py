@@ -274,7 +274,7 @@ def test_overlaps_by_column(spark: SparkSession, tmp_path: Path) -> None:
     report = report_of(table, spark, columns=["id"])
     depths = {depth.name: (depth.kind, depth.overlaps) for depth in report.layout.depths}
     assert depths == {"part": ("partition field", 0.0), "id": ("column", 2.0)}
-    with pytest.raises(ValidationError, match="columns names 'nothing'"):
+    with pytest.raises(ValidationError, match="no column 'nothing' with bounds"):
         report_of(table, spark, columns=["nothing"])
 
 

@@ -117,7 +117,7 @@ def test_a_reader_that_stops_does_not_keep_tables_from_their_jobs(spark: SparkSe
 
 
 def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cluster_by names 'nope'" in command(table.location(), "--cluster-by", "nope", code=1)
+    assert "no column or partition field 'nope'" in command(table.location(), "--cluster-by", "nope", code=1)
     assert job("--table", table.location(), "--max-entries", "-1") == 1
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("compact_manifests: ")] == [
@@ -137,7 +137,7 @@ def test_an_empty_filter_is_an_error(name: str, table: sm.Table, tmp_path: Path)
 
 
 def test_an_empty_list_of_columns_is_an_error(table: sm.Table) -> None:
-    assert "cluster_by names ''" in command(table.location(), "--cluster-by", "", code=1)
+    assert "no column or partition field ''" in command(table.location(), "--cluster-by", "", code=1)
 
 
 def test_an_upgrade(spark: SparkSession, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def untouched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"cluster_by": ["nope"]}, "cluster_by names 'nope'"),
+        ({"cluster_by": ["nope"]}, "no column or partition field 'nope' with bounds"),
         ({"cluster_by": []}, "cluster_by is"),
         ({"cluster_by": "id"}, "cluster_by is 'id'"),
         ({"target_leaf_bytes": 0}, "target_leaf_bytes is 0"),
