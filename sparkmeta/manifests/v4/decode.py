@@ -157,7 +157,8 @@ def _row_ids(ids: pa.Array, info: pa.StructArray, counts: pa.Array, part: Manife
 def _tuple(
     columns: Mapping[str, pa.Array], projection: EntryProjection, types: TreeTypes, location: str
 ) -> pa.StructArray:
-    specs, stats = columns["partition_spec_id"], columns[CONTENT_STATS]
+    # Without stats if no field of the specs has a source column, as a void one.
+    specs, stats = columns["partition_spec_id"], columns.get(CONTENT_STATS)
     children = []
     for field_id, type_name in projection.partition:
         kind = bound_arrow_type(type_name)
@@ -167,10 +168,11 @@ def _tuple(
 
 
 def _values_of(
-    field_id: int, specs: pa.Array, stats: pa.StructArray, sources: TupleSources, location: str
+    field_id: int, specs: pa.Array, stats: pa.StructArray | None, sources: TupleSources, location: str
 ) -> pa.Array | None:
     """Return the values of a partition field from the stats that hold them; None if no spec has the field."""
-    by_id = {int(child.name): values for child, values in zip(stats.type, stats.flatten(), strict=True)}
+    parts = () if stats is None else zip(stats.type, stats.flatten(), strict=True)
+    by_id = {int(child.name): values for child, values in parts}
     merged: pa.Array | None = None
     for spec_id, fields in sources.items():
         source = dict(fields).get(field_id)
