@@ -298,7 +298,7 @@ def test_errors_in_spark(registered: SparkSession, orders: str) -> None:
     registered.conf.set("spark.sql.execution.pyspark.udf.hideTraceback.enabled", "true")
     try:
         with pytest.raises(PySparkException, match=r"instance: sparkmeta\.errors\.NoSuchTableError: /nowhere"):
-            registered.read.format("sparkmeta").load("/nowhere")
+            registered.read.format("sparkmeta").load("/nowhere").collect()
     finally:
         registered.conf.unset("spark.sql.execution.pyspark.udf.hideTraceback.enabled")
     with pytest.raises(PySparkException, match=r"sparkmeta\.errors\.NoSuchSnapshotError: .* has no snapshot 5"):
