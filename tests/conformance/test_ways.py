@@ -53,7 +53,7 @@ def test_plans_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession
         chosen = filters(peer, FILTERS)
         return [table.scan()] + [table.scan(each.expression, case_sensitive=each.case_sensitive) for each in chosen]
 
-    expected = [planned(Scan.arrow.plan_files, scan) for scan in scans()]
+    expected = [planned(lambda scan: scan.arrow.plan_files(), scan) for scan in scans()]
     for settings in ({}, BY_TASKS, BY_SPARK):
         with configured(spark, settings):
             assert [planned(by_frame, scan) for scan in scans()] == expected
@@ -70,7 +70,7 @@ def test_tasks_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession
         with_stats = {"stats_fields": [field.name for field in scan.schema().fields[:2]], "null_partitions": False}
         ways: list[Callable[[Scan], pa.Table]] = [
             lambda scan: exploded(scan.arrow.plan_tasks(), "tasks"),
-            Scan.arrow.plan_task_json,
+            lambda scan: scan.arrow.plan_task_json(),
             lambda scan: in_memory(rest_tasks(scan)),
             lambda scan: in_memory(rest_tasks(scan, **with_stats)),
         ]
