@@ -233,7 +233,8 @@ def test_rows_go_to_the_same_files_in_each_place(spark: SparkSession, tmp_path: 
         for load in range(9):
             ids = range(20 * load, 20 * load + 20)
             table = table.append(pa.table({"id": ids, "part": [["a", "b", None][row % 3] for row in ids]}))
-        table = table.delete("id in (0, 25, 26, 100, 101)")
+        # One file of each partition, since the order of several that are written again is not known.
+        table = table.delete("id in (0, 25, 26)")
         size = max(table.inspect.arrow.files().column("file_size_in_bytes").to_pylist())
         with configured(spark, BY_TASKS if place == "tasks" else {}):
             plan = table.maintenance.rewrite_data_files(
