@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SnapshotStep:
+class ChangedSnapshot:
     """A snapshot whose changes are read.
 
     Attributes:
@@ -45,7 +45,7 @@ class SnapshotStep:
     is_whole: bool = False
 
 
-def _key(step: SnapshotStep) -> tuple[int, bool]:
+def _key(step: ChangedSnapshot) -> tuple[int, bool]:
     return step.snapshot.snapshot_id, step.is_whole
 
 
@@ -82,7 +82,7 @@ class ChangePlans:
         columns = tuple(CHANGE_COLUMNS) if self.is_changelog else scan.metadata_columns
         return row_type(scan.state.at(scan.snapshot()), scan.projection(), columns)
 
-    def changes(self, step: SnapshotStep) -> SnapshotChanges | None:
+    def changes(self, step: ChangedSnapshot) -> SnapshotChanges | None:
         """Return the files in which a snapshot changed rows; None if there are none. Plans are kept.
 
         Raises:
@@ -94,12 +94,12 @@ class ChangePlans:
             self._plans[key] = self._planned(step)
         return self._plans[key]
 
-    def forget(self, steps: Iterable[SnapshotStep]) -> None:
+    def forget(self, steps: Iterable[ChangedSnapshot]) -> None:
         """Forget the plans of some snapshots."""
         for step in steps:
             self._plans.pop(_key(step), None)
 
-    def _planned(self, step: SnapshotStep) -> SnapshotChanges | None:
+    def _planned(self, step: ChangedSnapshot) -> SnapshotChanges | None:
         scan_filter, snapshot = self.scan.plan.rows.filter, step.snapshot
         if step.is_whole:
             return rows_of_snapshot(scan_filter, snapshot)
@@ -107,7 +107,7 @@ class ChangePlans:
             return None if snapshot.operation == REPLACE else changes_of(scan_filter, snapshot)
         return appends_of(scan_filter, snapshot) if snapshot.operation == APPEND else None
 
-    def shares(self, ranges: Iterable[tuple[SnapshotStep, int, int | None]]) -> list[Share]:
+    def shares(self, ranges: Iterable[tuple[ChangedSnapshot, int, int | None]]) -> list[Share]:
         """Divide changes among tasks.
 
         Args:
@@ -115,7 +115,7 @@ class ChangePlans:
                 all others.
         """
         started, steps = time.perf_counter(), [*ranges]
-        plain: list[Parts] = []
+        uncompared: list[Parts] = []
         compared: list[list[Parts]] = []
         ordinal = files = size = 0
         for step, start, stop in steps:
@@ -124,7 +124,7 @@ class ChangePlans:
                 end = len(changes) if stop is None else stop
                 files += int(changes.file_counts[start:end].sum())
                 size += int(changes.totals("file_size_in_bytes")[start:end].sum())
-                plain += changes.plain(start, end, ordinal)
+                uncompared += changes.uncompared(start, end, ordinal)
                 compared += changes.of_compared(start, end, ordinal)
             ordinal += step.is_whole or step.snapshot.operation != REPLACE
         if steps:
@@ -133,7 +133,7 @@ class ChangePlans:
             result = partial(ScanResult, files, size)
             self.scan.plan.report_changes(result, time.perf_counter() - started, since, last.snapshot)
         readers = ChangeReaders.of(self.scan.plan.rows, changes=self.is_changelog)
-        return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
+        return [*_uncompared_shares(readers, uncompared), *_compared_shares(readers, compared)]
 
 
 @dataclass(frozen=True)
@@ -142,22 +142,22 @@ class Share:
 
     Attributes:
         readers: read the parts.
-        plain: parts that are not compared.
+        uncompared: parts that are not compared.
         compared: units whose rows are compared.
         bucket: the task's part of the rows of these units.
         buckets: the number of these parts.
     """
 
     readers: ChangeReaders
-    plain: bytes | None = None
+    uncompared: bytes | None = None
     compared: tuple[tuple[bytes, ...], ...] = ()
     bucket: int = 0
     buckets: int = 1
 
     def rows(self) -> Iterator[pa.Table]:
         """Read the rows."""
-        if self.plain is not None:
-            for batch in self.readers.plain.read(from_stream(self.plain).to_batches()):
+        if self.uncompared is not None:
+            for batch in self.readers.uncompared.read(from_stream(self.uncompared).to_batches()):
                 yield pa.Table.from_batches([batch])
         for unit in self.compared:
             assert self.readers.compared is not None
@@ -165,13 +165,13 @@ class Share:
             yield self.readers.compared.read(parts, self.bucket, self.buckets)
 
 
-def _plain_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
+def _uncompared_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
     # Parts with deletes that select rows have a further column.
     for width in sorted({table.num_columns for table, _ in parts}):
         same_width = [(table, sizes) for table, sizes in parts if table.num_columns == width]
         whole_table = pa.concat_tables([table for table, _ in same_width], promote_options="permissive")
         for share in row_shares(whole_table, np.concatenate([sizes for _, sizes in same_width])):
-            yield Share(readers, plain=to_stream(share, "zstd"))
+            yield Share(readers, uncompared=to_stream(share, "zstd"))
 
 
 def _compared_shares(readers: ChangeReaders, units: Sequence[list[Parts]]) -> Iterator[Share]:

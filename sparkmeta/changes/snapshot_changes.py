@@ -88,7 +88,7 @@ class SnapshotChanges:
         numbers = np.concatenate([side.numbers(column) for side in (self.files.whole, self.files.partly)])
         return np.bincount(self.units, np.maximum(numbers, 0), minlength=len(self)).astype(np.int64)
 
-    def plain(self, start: int, stop: int, ordinal: int) -> list[Parts]:
+    def uncompared(self, start: int, stop: int, ordinal: int) -> list[Parts]:
         """Return the parts of files in a range of units that are not compared, which are read in any order."""
         is_chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
         return self._parts(np.flatnonzero(is_chosen), ordinal)
@@ -145,11 +145,11 @@ class ChangeReaders:
     """Readers of the parts of `SnapshotChanges`, for tasks.
 
     Attributes:
-        plain: reads parts that are not compared.
+        uncompared: reads parts that are not compared.
         compared: reads the parts of a unit that is compared; None if there is no such unit.
     """
 
-    plain: MatchingRows
+    uncompared: MatchingRows
     compared: ComparedRows | None = None
 
     @staticmethod

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.changes.change_plans import ChangePlans, SnapshotStep
+from sparkmeta.changes.change_plans import ChangedSnapshot, ChangePlans
 from sparkmeta.changes.file_changes import snapshots_between
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.options import CHANGELOG, whole
@@ -63,7 +63,7 @@ class ChangelogRead(Read):
     def shares(self) -> list[Any]:
         plans, start, end = self.planning
         snapshots = snapshots_between(plans.scan.state.metadata, start, end)
-        return plans.shares((SnapshotStep(snapshot), 0, None) for snapshot in snapshots)
+        return plans.shares((ChangedSnapshot(snapshot), 0, None) for snapshot in snapshots)
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         yield from share.rows()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
-from sparkmeta.changes.change_plans import SnapshotStep
+from sparkmeta.changes.change_plans import ChangedSnapshot
 from sparkmeta.changes.changed_files import APPEND
 from sparkmeta.changes.changelog import REPLACE
 from sparkmeta.changes.file_changes import snapshots_between
@@ -148,7 +148,7 @@ class Offset:
     Attributes:
         snapshot_id: the last snapshot that was read; None before the first one.
         position: the number of its units that were read; None for all.
-        is_whole: whether the units cover all rows of the snapshot, not only its changes; see `SnapshotStep`.
+        is_whole: whether the units cover all rows of the snapshot, not only its changes; see `ChangedSnapshot`.
         plan: what the units depend on besides the snapshot.
         from_millis: the time before which snapshots are passed over, until one from it or later was read.
     """
@@ -254,7 +254,7 @@ class _Source:
                 snapshots_between(self._table.metadata, start, self.head())
         return Offset(start, from_millis=self._options.start_millis)
 
-    def pending(self, start: Offset, end_id: int | None) -> list[SnapshotStep]:
+    def pending(self, start: Offset, end_id: int | None) -> list[ChangedSnapshot]:
         """Return the snapshots after an offset and up to a snapshot, oldest first.
 
         The first one is the offset's if this was read in part.
@@ -268,8 +268,8 @@ class _Source:
             snapshots = [*ancestors_of(metadata, end_id)][::-1]
             if millis is None:
                 return [
-                    SnapshotStep(snapshots[0], snapshots[0].parent_snapshot_id is not None),
-                    *map(SnapshotStep, snapshots[1:]),
+                    ChangedSnapshot(snapshots[0], snapshots[0].parent_snapshot_id is not None),
+                    *map(ChangedSnapshot, snapshots[1:]),
                 ]
             return _from_time(snapshots, millis)
         with self._lost(start.snapshot_id):
@@ -277,8 +277,11 @@ class _Source:
             if millis is not None:
                 return _from_time(later, millis)
             if start.position is None:
-                return [*map(SnapshotStep, later)]
-            return [SnapshotStep(snapshot_of(metadata, start.snapshot_id), start.is_whole), *map(SnapshotStep, later)]
+                return [*map(ChangedSnapshot, later)]
+            return [
+                ChangedSnapshot(snapshot_of(metadata, start.snapshot_id), start.is_whole),
+                *map(ChangedSnapshot, later),
+            ]
 
     def latest(self, start: Offset, end_id: int | None, *, limited: bool) -> Offset:
         """Return the end of the next batch.
@@ -313,7 +316,7 @@ class _Source:
     def partitions(self, start: Offset, end: Offset) -> list[datasource.InputPartition]:
         """Divide a batch among tasks."""
         self._refuse_other_plan(end)
-        ranges: list[tuple[SnapshotStep, int, int | None]] = []
+        ranges: list[tuple[ChangedSnapshot, int, int | None]] = []
         for step, first in self._places(start, end.snapshot_id):
             if (refusal := self._refusal(step)) is not None:
                 raise refusal
@@ -335,17 +338,17 @@ class _Source:
                 f"table and filter {shown(offset.plan)}, not {shown(self.plan)}: keep them until it has read all"
             )
 
-    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[SnapshotStep, int]]:
+    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[ChangedSnapshot, int]]:
         """Yield the steps of `pending`, each with its first unit that was not read."""
         self._refuse_other_plan(start)
         for place, step in enumerate(self.pending(start, end_id)):
             yield step, (start.position or 0) if place == 0 else 0
 
-    def _changes(self, step: SnapshotStep) -> SnapshotChanges | None:
+    def _changes(self, step: ChangedSnapshot) -> SnapshotChanges | None:
         with self._lost(step.snapshot.parent_snapshot_id, by=(NoSuchSnapshotError,)):
             return self._plans.changes(step)
 
-    def _refusal(self, step: SnapshotStep) -> ValidationError | None:
+    def _refusal(self, step: ChangedSnapshot) -> ValidationError | None:
         """Return why a stream of rows can't read a snapshot; None if it can."""
         operation = step.snapshot.operation
         if self._plans.is_changelog or step.is_whole or operation in (APPEND, REPLACE):
@@ -378,9 +381,9 @@ class _Source:
             ) from None
 
 
-def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[SnapshotStep]:
+def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[ChangedSnapshot]:
     """Return the first snapshot from a time or later and all after it."""
-    return [*map(SnapshotStep, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
+    return [*map(ChangedSnapshot, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
 
 
 _MIXINS = () if limits is None else (limits.SupportsTriggerAvailableNow,)
