@@ -170,10 +170,9 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
     """
     if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
         if len(keys) == 1:
-            key, other_key = (
-                evaluate.values(table, sql.col(*path)) for table, path in ((rows, keys), (others, keys.values()))
-            )
-            has_match = evaluate.index_in(key, other_key).is_valid()
+            ((path, other_path),) = keys.items()
+            values, other_values = evaluate.values(rows, sql.col(path)), evaluate.values(others, sql.col(other_path))
+            has_match = evaluate.index_in(values, other_values).is_valid()
             return rows.filter(pc.invert(has_match) if absent else has_match)
         other_keys = set(_values(others, keys.values()))
         return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))

@@ -271,8 +271,7 @@ def _count_entries(pruned: PrunedManifests) -> EntryCounts:
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.relation(pruned.data, every_entry)
-    conditions = (is_live_entry(), tuple_matches(scan_filter), stats_match(scan_filter))
-    live, tuples, stats = conditions
+    live, tuples, stats = is_live_entry(), tuple_matches(scan_filter), stats_match(scan_filter)
     counts = {
         "scanned": sql.call("sum", 1),
         "skipped_deleted": sql.count_if(~live),
