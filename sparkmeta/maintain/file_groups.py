@@ -315,8 +315,8 @@ class FileGroups:
     def new_files(self) -> int:
         """About the number of new files. Runs a job if a group has files of other partition specs.
 
-        A group of such files has several partitions. The new partitions are told apart by the fields that the specs
-        share, so that there may be more.
+        A group of such files has several partitions. Only the fields that the specs share distinguish the new
+        partitions, so that there may be more.
         """
         live = self.groups.filter(pc.field("files") > pc.field("dead_files"))
         if pc.all(live.column("stays")).as_py() is not False:

@@ -218,7 +218,7 @@ def places(kind: Any, above: tuple[str, ...] = ("",), path: tuple[int, ...] | No
 
 
 def part(kind: Any, ids: Iterable[int]) -> Any:
-    """Return a type with some of its fields, of which a map always has its keys; None if there are none."""
+    """Return a type with some of its fields; None if there are none. A map always has its keys."""
 
     def of_child(field_id: int, inner: Any) -> Any:
         return (inner if field_id in ids else None) if isinstance(inner, str) else part(inner, ids)
@@ -446,7 +446,7 @@ class Reading:
         return self.filter is None or (row is None) == self.is_null
 
     def rows(self, rows: Iterable[dict[int, Any]], others: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows as they are read, with the selected of some other columns by the rows' ids."""
+        """Return the expected rows of a read, with the values of other selected columns by the ids of rows."""
         return [
             named(row, self.kind) | {name: others[row[1]][name] for name in self.selection.metadata}
             for row in rows
