@@ -462,7 +462,10 @@ class EntryChanges:
         return [*of_trees, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[Relation]:
-        """Return the entries of added files without metrics maps, in a relation for each way to read them."""
+        """Return the entries of added files, in a relation for each way to read them.
+
+        Entries of trees lack metrics maps.
+        """
         return [self.few_added(content)] if self.is_few else [*self._many_added(content)]
 
     def removed(self, content: ContentType) -> list[Relation]:
@@ -625,7 +628,7 @@ class EntryChanges:
         if self.state.access.driver is None or self.state.access.alone:
             return self.state.access.alone
         listed, most = self._listed_manifests(MANIFESTS), MOST_ENTRIES
-        if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self._read, most):
+        if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self.projection, most):
             return False
         if self._newest is None or not self._leaves_to_open:
             return True
@@ -650,7 +653,7 @@ class EntryChanges:
         return self._few([removed.filter(pa.array(keeps, pa.bool_())), *self._few_listed(content, Status.DELETED)])
 
     def _few(self, tables: Sequence[pa.Table]) -> pa.Table:
-        schema = self._read.schema.append(pa.field(SNAPSHOT, pa.int64()))
+        schema = self.projection.schema.append(pa.field(SNAPSHOT, pa.int64()))
         return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
     def _few_keys(self, entries: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -699,7 +702,7 @@ class EntryChanges:
         manifests = self._listed_manifests([content])
         if manifests is None:
             return
-        entries = self.state.reader.without_tree().table(manifests, self._read)
+        entries = self.state.reader.without_tree().table(manifests, self.projection)
         owners = dict(
             zip(manifests.column(MANIFEST).to_pylist(), version(manifests, "snapshot_id").to_pylist(), strict=True)
         )
