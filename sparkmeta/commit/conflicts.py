@@ -26,9 +26,9 @@ from sparkmeta.entries.relation import (
     first,
     has_rows,
     matching,
+    matching_key,
     names,
     repeated,
-    select,
     some_columns,
     union,
     where,
@@ -204,8 +204,7 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
 
 def _same_paths(files: Relation, others: Relation) -> Relation:
     """Return the `location` of files that are also in `others`, however their paths are spelled."""
-    key = location_key(sql.col("location")).alias("key")
-    return matching(select(files, [*sql.columns("location"), key]), select(others, [key]), {"key": "key"})
+    return matching_key(some_columns(files, ["location"]), others, location_key(sql.col("location")))
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:

@@ -22,11 +22,8 @@ from sparkmeta.entries.relation import (
     few_or_many,
     first,
     is_few,
-    matching,
-    names,
-    select,
+    matching_key,
     some_columns,
-    with_columns,
 )
 from sparkmeta.entries.tally import Tally
 from sparkmeta.manifests.v4.root import one_of
@@ -163,9 +160,7 @@ def replaced_partitions(state: TableState, files: Relation) -> Relation | None:
 
 def in_partitions(state: TableState, entries: Relation, partitions: Relation) -> Relation:
     """Return the entries in partitions, which have the columns of `new_partitions`."""
-    key = partition_key(state).alias(_PARTITION_KEY)
-    of_partitions = matching(with_columns(entries, key), select(partitions, [key]), {_PARTITION_KEY: _PARTITION_KEY})
-    return some_columns(of_partitions, names(entries))
+    return matching_key(entries, partitions, partition_key(state))
 
 
 def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:

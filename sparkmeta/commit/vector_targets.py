@@ -25,6 +25,7 @@ from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import is_kind
 from sparkmeta.entries.projection import DV_COLUMNS, MANIFEST, PARTITION
 from sparkmeta.entries.relation import (
+    alike,
     beside,
     columns_of,
     computed,
@@ -285,7 +286,7 @@ def _beside_data_files(state: TableState, dvs: Relation, data: Relation) -> Rela
     if has_tuples:
         vector, target = vector | {PARTITION: PARTITION}, target | {PARTITION: PARTITION}
     target = {f"target_{name}": path for name, path in target.items()}
-    vectors, data_files = (with_columns(entries, partition_key(state).alias("key")) for entries in (dvs, data))
+    vectors, data_files = (with_columns(entries, partition_key(state).alias("key")) for entries in alike(dvs, data))
     return beside(columns_of(vectors, vector), columns_of(data_files, target), "data_path", "target_location")
 
 

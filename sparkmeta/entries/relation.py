@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Relation: TypeAlias = "pa.Table | DataFrame"
 Rows = TypeVar("Rows", bound="Relation")
 
+_KEY = "key_of_the_row"
 _MATCHES = "entries_with_the_key"
 _COUNT = "rows_with_the_key"
 
@@ -137,6 +138,18 @@ def broadcast(rows: Rows) -> Rows:
     return cast("Rows", F.broadcast(rows))
 
 
+def alike(rows: Relation, others: Relation) -> tuple[Relation, Relation]:
+    """Return two tables, or two DataFrames of which Spark sends the second to each task if it was a table.
+
+    Call this before you compare expressions of both: Spark and Arrow compute different texts and hashes.
+    """
+    if isinstance(rows, pa.Table) and not isinstance(others, pa.Table):
+        rows = selectable_frame(others.sparkSession, rows)
+    if isinstance(others, pa.Table) and not isinstance(rows, pa.Table):
+        others = broadcast(selectable_frame(rows.sparkSession, others))
+    return rows, others
+
+
 def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     """Return the rows with the columns of the other row whose key is equal, or with nulls.
 
@@ -149,10 +162,7 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     if not (isinstance(rows, pa.Table) and isinstance(others, pa.Table)):
         from pyspark.sql import functions as F
 
-        if isinstance(rows, pa.Table):
-            rows = selectable_frame(others.sparkSession, rows)
-        if isinstance(others, pa.Table):
-            others = F.broadcast(selectable_frame(rows.sparkSession, others))
+        rows, others = alike(rows, others)
         return rows.join(others, F.col(left) == F.col(right), "left")
     matches = others.take(evaluate.index_in(whole(rows.column(left)), whole(others.column(right))))
     return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
@@ -178,16 +188,21 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
         return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
     from pyspark.sql import functions as F
 
-    if isinstance(rows, pa.Table):
-        rows = selectable_frame(others.sparkSession, rows)
     other_names = [f"{_MATCHES}_{number}" for number in range(len(keys))]
     named = select(others, [sql.col(path).alias(name) for name, path in zip(other_names, keys.values(), strict=True)])
-    if isinstance(named, pa.Table):
-        named = F.broadcast(selectable_frame(rows.sparkSession, named))
+    rows, named = alike(rows, named)
     is_same = F.col(next(iter(keys))) == F.col(other_names[0])
     for path, name in list(zip(keys, other_names, strict=True))[1:]:
         is_same &= F.col(path).eqNullSafe(F.col(name))
     return rows.join(named, is_same, "left_anti" if absent else "left_semi")
+
+
+def matching_key(rows: Relation, others: Relation, key: Sql) -> Relation:
+    """Return the rows whose key occurs in other rows. Both have the columns that the key is computed of."""
+    columns = names(rows)
+    rows, others = alike(rows, others)
+    with_key, keys = with_columns(rows, key.alias(_KEY)), select(others, [key.alias(_KEY)])
+    return some_columns(matching(with_key, keys, {_KEY: _KEY}), columns)
 
 
 def among(rows: Rows, column: str, values: pa.Array, *, absent: bool = False) -> Rows:
@@ -250,8 +265,7 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
         key: the column to compare.
     """
     if not isinstance(rows, pa.Table):
-        if isinstance(others, pa.Table):
-            others = broadcast(selectable_frame(rows.sparkSession, others))
+        rows, others = alike(rows, others)
         return rows.join(others, key)
     assert isinstance(others, pa.Table)
     sides = {"left": rows, "right": others}
