@@ -16,9 +16,6 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
-from sparkmeta.columns.filter_text import as_text
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import (
     InvalidArgumentError,
@@ -28,6 +25,9 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
+from sparkmeta.expr.filter_text import as_text
+from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.terms import SchemaFields
 from sparkmeta.plan.files import in_memory, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.tasks import (

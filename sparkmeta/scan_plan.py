@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from sparkmeta.columns.filter_text import as_text
-from sparkmeta.columns.terms import has_transforms
 from sparkmeta.entries.relation import exploded
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.expr.filter_text import as_text
+from sparkmeta.expr.terms import has_transforms
 from sparkmeta.plan.choose import Choice, Readings, choose, readings
 from sparkmeta.plan.files import count_files, plan_schema, planned_files
 from sparkmeta.plan.prune import PrunedManifests, prune_manifests
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.schema import Schema
 
-    from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.reports import Reports
     from sparkmeta.rows.read import RowScan

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from sparkmeta.cli.arrow_json import json_lines
 from sparkmeta.cli.output import JSON_OPTIONS, with_text_ids
 from sparkmeta.cli.row_filter import arrow_condition
-from sparkmeta.entries.evaluate import values
 from sparkmeta.errors import InvalidArgumentError
+from sparkmeta.expr.evaluate import values
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ FLOORS = [
     {"entries"},
     {"storage"},
     {"progress"},
-    {"session", "columns"},
+    {"session", "expr"},
     {"reports"},
     {"settings", "spec", "java", "arrow_types", "charts"},
     {"checks", "text"},

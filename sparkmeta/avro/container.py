@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, expanded_schema
-from sparkmeta.entries.arrays import field_id, with_field_id
 from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
+from sparkmeta.expr.arrays import field_id, with_field_id
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader

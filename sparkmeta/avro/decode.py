@@ -24,7 +24,6 @@ from sparkmeta.avro.schema import (
     manifest_schema,
     with_partition_ids,
 )
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import (
     EntryBuilder,
@@ -36,6 +35,7 @@ from sparkmeta.entries.records import (
     typed_values,
 )
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.spec.entry import METRICS_MAP_IDS, Status
 
 if TYPE_CHECKING:

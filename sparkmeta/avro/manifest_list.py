@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Header, inflate, read_blocks, read_header
 from sparkmeta.avro.schema import LIST_FIELDS, by_field_ids, canonical_schema, parse
-from sparkmeta.columns.bounds import ANY, bound_arrow_type, inverted, known_bounds
 from sparkmeta.entries.locations import resolved
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.expr.bounds import ANY, bound_arrow_type, inverted, known_bounds
 from sparkmeta.spec.entry import BOUNDS, MANIFEST_STATS, ContentType, FieldSpec
 from sparkmeta.spec.locations import Locations
 

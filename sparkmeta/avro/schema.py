@@ -10,8 +10,8 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import day_units
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.bounds import day_units
 from sparkmeta.spec.entry import (
     DATA_FILE_FIELD_ID,
     ENTRY_NAMES,

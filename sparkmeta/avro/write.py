@@ -27,11 +27,12 @@ from sparkmeta.avro.schema import (
     record_of,
     with_partition_ids,
 )
-from sparkmeta.columns.bounds import as_numbers, encode_bounds
-from sparkmeta.entries.arrays import compact_lists, extremes, manifest_counts, whole
+from sparkmeta.entries.live import manifest_counts
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryProjection, SpecTuples
 from sparkmeta.entries.records import metrics_map
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.expr.arrays import compact_lists, extremes, whole
+from sparkmeta.expr.bounds import as_numbers, encode_bounds
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, V3_ENTRY_PATHS
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.storage.location import join

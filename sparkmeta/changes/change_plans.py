@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparkmeta.changes.changed_files import APPEND
 from sparkmeta.changes.changelog import REPLACE, refuse_change_columns
 from sparkmeta.changes.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
-from sparkmeta.entries.arrays import from_stream, to_stream
+from sparkmeta.expr.arrays import from_stream, to_stream
 from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.reports import ScanResult
 from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type

@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from sparkmeta.changes.file_changes import ADDED, CHANGE, REMOVED, SNAPSHOT, EntryChanges, snapshots_between
-from sparkmeta.columns import sql
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.relation import (
     among,
@@ -28,6 +26,8 @@ from sparkmeta.entries.relation import (
     with_columns,
 )
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.rules import is_global
@@ -52,8 +52,8 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
-    from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.match import ScanEntries
     from sparkmeta.plan.prune import PrunedManifests

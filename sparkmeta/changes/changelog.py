@@ -22,10 +22,10 @@ from pyspark.sql.types import (
 
 from sparkmeta.changes.changed_files import DELETE, INSERT, changed_files
 from sparkmeta.changes.file_changes import snapshots_between
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import spark_type
 from sparkmeta.rows.columns import field_values, shaped, struct_fields
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.read import RowScan, are_few, empty_rows, rows_of, rows_of_few, union_of

@@ -17,7 +17,7 @@ from pyspark.sql.types import VariantVal
 
 from sparkmeta.arrow_types import is_variant
 from sparkmeta.changes.changed_files import INSERT
-from sparkmeta.entries.arrays import compact_lists, narrowed, whole
+from sparkmeta.expr.arrays import compact_lists, narrowed, whole
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, MatchingRows
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

@@ -20,12 +20,13 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
-from sparkmeta.columns import sql
-from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry
+from sparkmeta.entries.live import is_live, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
 from sparkmeta.entries.relation import at_most_one, where, with_columns
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import indices_where
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, mask_flags, masked_ordinals
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.manifests.v4.decode import entries_of_rows
@@ -45,8 +46,8 @@ from sparkmeta.storage.vectors import stored_vector, vector_of, vector_range
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.plan.file_columns import Selection
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap

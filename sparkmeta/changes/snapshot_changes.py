@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.changes.changed_files import INSERT, ChangedFiles, appended_files, changed_files, inserted, live_files
 from sparkmeta.changes.compared_rows import ComparedRows, row_codes
-from sparkmeta.entries.arrays import whole
+from sparkmeta.expr.arrays import whole
 from sparkmeta.rows.arrow_reader import matching_rows, parts_table
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, MatchingRows
 from sparkmeta.rows.planned import PARTITION_KEY, Indices

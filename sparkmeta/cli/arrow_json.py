@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sparkmeta.cli.output import OF_ROWS, SNAPSHOT_ID
-from sparkmeta.columns.partition_text import java_double, java_float
-from sparkmeta.entries.arrays import compact_lists, whole
+from sparkmeta.expr.arrays import compact_lists, whole
+from sparkmeta.expr.partition_text import java_double, java_float
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -45,7 +45,7 @@ from sparkmeta.cli.tables import (
     takes_row_options,
     text_columns,
 )
-from sparkmeta.columns import sql
+from sparkmeta.expr import sql
 from sparkmeta.text import byte_size, partition_terms, printable, printable_lines
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from sparkmeta.cli.source import (
     takes_source,
 )
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
-from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
+from sparkmeta.expr import sql
 from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import escape_glob, is_local

@@ -19,8 +19,8 @@ from rich.measure import Measurement
 from rich.table import Table as TextTable
 from rich.text import Text
 
-from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
+from sparkmeta.expr import sql
 from sparkmeta.progress import progress as shown_progress
 from sparkmeta.storage.location import normalize
 from sparkmeta.text import byte_size, printable
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased, Sql
 
 
 # -- Describe errors in one line, for commands and jobs ---------------------------------------------------------------

@@ -22,16 +22,16 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_names, row_predicate
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_names, row_predicate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyiceberg.types import IcebergType
 
-    from sparkmeta.columns.sql import Sql
+    from sparkmeta.expr.sql import Sql
 
 # What filters and Spark SQL read differently, or what only filters have.
 _OTHERWISE: Final = re.compile(r"[\"\\`]|\bis\s+(?:not\s+)?nan\b|\blike\s*'(?:[^']|'')*_", re.IGNORECASE)

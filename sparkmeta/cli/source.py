@@ -136,7 +136,7 @@ VERBOSE = "sparkmeta.verbose"
 
 def names(text: str) -> list[str]:
     """Split a list of names such as ``a,b``; see `listed_names`."""
-    from sparkmeta.columns.filter_text import listed_names
+    from sparkmeta.expr.filter_text import listed_names
 
     return listed_names(text)
 

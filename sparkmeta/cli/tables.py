@@ -17,16 +17,16 @@ from sparkmeta.cli.source import (
     takes_snapshot,
     takes_source,
 )
-from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError
+from sparkmeta.expr import sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import HasSession, Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.inspect.metadata_rows import MetadataRows
     from sparkmeta.table import Table
 

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES
-from sparkmeta.entries.arrays import FILE_COUNTS, LIVE_ROWS, ROW_COUNTS, sums, whole
+from sparkmeta.entries.live import FILE_COUNTS, LIVE_ROWS, ROW_COUNTS, sums
+from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.v4.layout import conform, tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY

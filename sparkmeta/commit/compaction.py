@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import SHARE, at_least, names_of, option
-from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.compaction_groups import CompactionLimits, Scope
 from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.options import BranchOptions, TreeOptions
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import ValidationError, hint_at
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, matching_entries

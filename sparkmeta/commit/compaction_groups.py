@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import live_counts, whole
+from sparkmeta.entries.live import live_counts
 from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType

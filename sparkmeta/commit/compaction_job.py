@@ -44,8 +44,8 @@ from sparkmeta.commit.next_root import (
     manifest_dv_bitmap,
     without_owners,
 )
-from sparkmeta.entries.arrays import from_stream, to_stream
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.expr.arrays import from_stream, to_stream
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread
 from sparkmeta.manifests.v4.root import Root, same_manifest_dv, version

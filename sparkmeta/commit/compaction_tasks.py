@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import restamped
-from sparkmeta.entries.arrays import from_stream, is_live, kept_rows, to_stream
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import from_stream, kept_rows, to_stream
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.sorted_manifests import combined, cut, ordered, packed, range_tables, task_rows

@@ -14,11 +14,9 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.checks import one_of
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import in_partitions, replaced_partitions
 from sparkmeta.commit.removed_files import without
-from sparkmeta.entries.arrays import is_kind
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.relation import (
     columns_of,
     distinct,
@@ -34,6 +32,8 @@ from sparkmeta.entries.relation import (
     where,
 )
 from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.manifests.v4.root import one_of as of_kinds
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.write import ManifestFormat
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import from_stream, indices_where, to_stream, uuid_bytes, whole, with_plain_types
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.entries.tally import tally_of
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.expr.arrays import from_stream, indices_where, to_stream, uuid_bytes, whole, with_plain_types
+from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, key_table
 from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats
 from sparkmeta.manifests.v4.layout import checked_table, tree_schema

@@ -10,13 +10,13 @@ import pyarrow as pa
 from pyiceberg.manifest import DATA_FILE_TYPE, DataFile
 from pyspark.sql import DataFrame
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import with_plain_types
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.entries.records import map_type
 from sparkmeta.entries.relation import Relation, names, select
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import with_plain_types
+from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import METRICS_MAP_IDS
@@ -25,7 +25,7 @@ from sparkmeta.spec.locations import LOCAL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.expr.sql import Aliased
     from sparkmeta.spec.locations import Locations
 
 GivenFiles: TypeAlias = DataFrame | pa.Table | Sequence[DataFile]

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import is_live, sorted_indices
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import sorted_indices
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import read_leaf_entries

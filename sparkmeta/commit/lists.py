@@ -16,9 +16,10 @@ from sparkmeta.avro.write import ManifestFormat, entry_schema, manifest_codec, m
 from sparkmeta.commit.base_root import with_counts
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.entries.arrays import estimated_entry_counts, whole
+from sparkmeta.entries.live import estimated_entry_counts
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
+from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import added_entries, manifest_pieces, packed, spread

@@ -12,11 +12,9 @@ from pyiceberg.transforms import VoidTransform
 from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import manifests_of_list
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
-from sparkmeta.entries.arrays import entry_count, identities, whole
+from sparkmeta.entries.live import entry_count
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.relation import (
     few_or_many,
@@ -26,6 +24,9 @@ from sparkmeta.entries.relation import (
     some_columns,
 )
 from sparkmeta.entries.tally import Tally
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import identities, whole
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.rules import partition_key

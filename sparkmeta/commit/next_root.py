@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import LIVE_ROWS, is_live, live_counts, sums, whole
+from sparkmeta.entries.live import LIVE_ROWS, is_live, live_counts, sums
 from sparkmeta.errors import CommitConflictError, CorruptFileError
+from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.v4.layout import conform
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector

@@ -16,7 +16,6 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import PrimitiveType
 from pyspark.sql import functions as F
 
-from sparkmeta.columns.bounds import reads_as
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Group, Scope, choose
 from sparkmeta.commit.compaction_job import RewriteJob
@@ -25,10 +24,11 @@ from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.entries.arrays import live_counts
+from sparkmeta.entries.live import live_counts
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.entries.tally import KindCount, Tally
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.expr.bounds import reads_as
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement

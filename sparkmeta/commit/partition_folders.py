@@ -14,8 +14,8 @@ from urllib.parse import unquote, unquote_plus
 import pyarrow as pa
 from pyiceberg.transforms import HourTransform, MonthTransform, Transform, YearTransform
 
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.projection import PARTITION
+from sparkmeta.expr.bounds import ANY, bound_arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

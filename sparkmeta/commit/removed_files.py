@@ -13,10 +13,6 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.filter_text import as_text
-from sparkmeta.columns.predicate import parse_filter, referenced_names
-from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.commit.new_files import (
     in_partitions,
     new_partitions,
@@ -27,7 +23,7 @@ from sparkmeta.commit.new_files import (
 from sparkmeta.commit.next_root import FileKey
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.entries import relation
-from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.entries.relation import (
     computed,
@@ -46,6 +42,11 @@ from sparkmeta.entries.relation import (
 )
 from sparkmeta.entries.tally import KindCount, Tally, sums_by_kind, tally_of
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.filter_text import as_text
+from sparkmeta.expr.predicate import parse_filter, referenced_names
+from sparkmeta.expr.terms import SchemaFields
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
@@ -77,8 +78,8 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self
 
 from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import FLAG, WHOLE, is_whole
-from sparkmeta.columns import sql
 from sparkmeta.commit.conflicts import (
     ISOLATION,
     Isolation,
@@ -44,9 +43,10 @@ from sparkmeta.commit.removed_files import (
 from sparkmeta.commit.snapshot_writer import ListWriter, TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.commit.write_target import WAP_ID
-from sparkmeta.entries.arrays import is_kind
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.relation import columns_of, first, where, with_columns
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
+from sparkmeta.expr import sql
 from sparkmeta.operations.table_operations import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.snapshot.state import TableState

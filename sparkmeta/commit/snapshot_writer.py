@@ -22,7 +22,7 @@ from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames
 from sparkmeta.commit.next_root import TreeChange, spent_leaves, without_owners
 from sparkmeta.commit.options import ListOptions, TreeOptions
 from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_other_deletes
-from sparkmeta.entries.arrays import may_be_live
+from sparkmeta.entries.live import may_be_live
 from sparkmeta.manifests.v4.root import same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree, lacks_definitions

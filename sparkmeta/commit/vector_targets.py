@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.removed_files import (
     Removal,
     Searches,
@@ -21,8 +20,7 @@ from sparkmeta.commit.removed_files import (
     removal_of,
     without,
 )
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import is_kind
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.projection import DV_COLUMNS, MANIFEST, PARTITION
 from sparkmeta.entries.relation import (
     alike,
@@ -39,6 +37,7 @@ from sparkmeta.entries.relation import (
     with_columns,
 )
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.expr import evaluate, sql
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import task_rows
 from sparkmeta.plan.choose import only_dvs

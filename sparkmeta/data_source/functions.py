@@ -22,7 +22,6 @@ from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.data_source.changes import read_of
 from sparkmeta.data_source.options import CHANGELOG, ReadOptions
 from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
-from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import (
     InvalidArgumentError,
     NoSessionError,
@@ -31,6 +30,7 @@ from sparkmeta.errors import (
     first_line,
     shown,
 )
+from sparkmeta.expr.evaluate import typed
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.manifests.placement import ManifestLoad
 from sparkmeta.session import worker_call

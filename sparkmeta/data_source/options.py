@@ -6,8 +6,8 @@ import re
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from sparkmeta.columns.filter_text import listed_names
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, shown
+from sparkmeta.expr.filter_text import listed_names
 from sparkmeta.operations.metadata_files import is_metadata_file
 from sparkmeta.session import NoSession
 from sparkmeta.spec.iso_times import moment_of

@@ -17,7 +17,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
-from sparkmeta.columns.filter_text import listed_names
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap, write_target
 from sparkmeta.data_source.options import PROPERTY, SourceOptions, option
 from sparkmeta.errors import (
@@ -28,6 +27,7 @@ from sparkmeta.errors import (
     ValidationError,
     shown,
 )
+from sparkmeta.expr.filter_text import listed_names
 from sparkmeta.operations.table_operations import refuse_read_only
 from sparkmeta.session import NoSession, TaskFunction
 from sparkmeta.snapshot.state import TableState

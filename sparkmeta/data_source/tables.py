@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import arrow_schema, spark_schema
 from sparkmeta.data_source.options import CHANGELOG, ROWS
-from sparkmeta.entries.arrays import estimated_entry_counts, from_stream, to_stream
-from sparkmeta.entries.evaluate import typed
+from sparkmeta.entries.live import estimated_entry_counts
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import InvalidArgumentError, hint_at, shown
+from sparkmeta.expr.arrays import from_stream, to_stream
+from sparkmeta.expr.evaluate import typed
 from sparkmeta.inspect import files, history
 from sparkmeta.inspect.inspect_table import InspectArrow
 from sparkmeta.inspect.manifest_rows import ALL_MANIFESTS

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.expr.arrays import whole
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.locations import LOCAL, SCHEME, Locations
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import AllOf, bound_arrow_type
+from sparkmeta.expr.bounds import AllOf, bound_arrow_type
 from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS
 
 PARTITION = "partition"

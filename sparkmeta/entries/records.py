@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import (
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import kept_rows, whole, with_plain_types
+from sparkmeta.expr.bounds import (
     Source,
     as_numbers,
     bound_arrow_type,
@@ -21,9 +24,6 @@ from sparkmeta.columns.bounds import (
     ordered_bounds,
     promoted_days,
 )
-from sparkmeta.entries.arrays import kept_rows, whole, with_plain_types
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
-from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import (
     BOUNDS,
     CONTENT_ENTRY,

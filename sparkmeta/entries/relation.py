@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns import sql
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import whole
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import whole
 from sparkmeta.session import map_arrow, map_on_driver, materialize, selectable_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from sparkmeta.columns.sql import Aliased, Sql
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.session import MapFunction
     from sparkmeta.storage.files import FileAccess
 

@@ -14,9 +14,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.changes.file_changes import Row, flat_rows, manifest_dvs_by_leaf
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import indices_where, is_live, is_live_entry, whole, with_plain_types
+from sparkmeta.entries.live import is_live, is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import (
@@ -34,6 +32,9 @@ from sparkmeta.entries.relation import (
 )
 from sparkmeta.entries.relation import union as rows_of_both
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import indices_where, whole, with_plain_types
+from sparkmeta.expr.bounds import inverted, known_bounds
 from sparkmeta.inspect.check_tasks import (
     CHECKED_COLUMNS,
     VIOLATIONS,
@@ -73,8 +74,8 @@ from sparkmeta.spec.entry import BOUNDS, ContentType, Status
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.snapshot.state import TableState
 
 

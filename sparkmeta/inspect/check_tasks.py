@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data, read_header
-from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import indices_where, is_live, manifest_counts, whole
+from sparkmeta.entries.live import is_live, manifest_counts
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
+from sparkmeta.expr.arrays import indices_where, whole
+from sparkmeta.expr.bounds import inverted, known_bounds
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations

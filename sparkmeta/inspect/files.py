@@ -15,13 +15,13 @@ from pyspark.sql.types import (
 )
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import identity
-from sparkmeta.entries.arrays import FILE_COUNTS, is_live_entry
+from sparkmeta.entries.live import FILE_COUNTS, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
 from sparkmeta.entries.relation import beside, collected, frame_of, grouped, select, where, with_columns
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import identity
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.metadata_rows import MetadataRows, read_entries
@@ -44,9 +44,9 @@ from sparkmeta.spec.partitioning import has_unknown_values
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.snapshot.state import TableState
 
 

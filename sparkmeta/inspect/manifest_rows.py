@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
-from sparkmeta.columns.partition_text import human_strings
-from sparkmeta.entries.arrays import FILE_COUNTS
+from sparkmeta.entries.live import FILE_COUNTS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.partition_text import human_strings
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.tree_manifests import listed_root
 from sparkmeta.spec.locations import Locations

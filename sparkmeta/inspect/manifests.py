@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
-from sparkmeta.columns.bounds import ANY
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.inspect.manifest_rows import (
     ALL_MANIFESTS,
     LIST_SCHEMA,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.relation import collected, frame_of
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr.evaluate import typed
 from sparkmeta.manifests.placement import MOST_REQUESTS, MOST_REQUESTS_UNSTARTED, ManifestLoad, Placement
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
 

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructField as SparkField
 from pyspark.sql.types import StructType as SparkStructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr.types import spark_type
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
 from sparkmeta.inspect.position_deletes import row_field
 from sparkmeta.inspect.statistics_tasks import StatisticsRows

@@ -11,10 +11,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.types import spark_type
-from sparkmeta.entries.arrays import entry_count, is_live_entry
+from sparkmeta.entries.live import entry_count, is_live_entry
 from sparkmeta.entries.relation import grouped, where
+from sparkmeta.expr import sql
+from sparkmeta.expr.types import spark_type
 from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_entries, read_files, read_on_driver
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.rows.delete_rows import DeleteRows, RowField

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import CompactionGroups, Reason, Scope, choose, leaf_ranges
 from sparkmeta.commit.compaction_job import Rewritten, rebase, rewrite
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, blob_loader, branch_head, with_root
 from sparkmeta.commit.next_root import TreeChange
-from sparkmeta.entries.arrays import is_live_entry
+from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.relation import collected, grouped, where
 from sparkmeta.errors import CommitConflictError
+from sparkmeta.expr import sql
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.operations.table_operations import TableT, refuse_lists, refuse_read_only
 from sparkmeta.session import local_frame

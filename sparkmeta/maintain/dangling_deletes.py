@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
@@ -19,6 +18,7 @@ from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.entries.projection import DV_COLUMNS
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.entries.tally import KindCount
+from sparkmeta.expr import sql
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4, refuse_read_only
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
@@ -32,8 +32,8 @@ from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
 

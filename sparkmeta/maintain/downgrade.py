@@ -15,14 +15,15 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Options, described
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.lists import list_properties, manifest_format, stamped, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.entries.arrays import live_count, whole
+from sparkmeta.entries.live import live_count
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.rewrite_manifests import CONTENTS
 from sparkmeta.manifests.sorted_manifests import EntryTasks, file_count, key_columns, range_count

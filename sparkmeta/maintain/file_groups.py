@@ -12,11 +12,11 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.entries.relation import collected, grouped, pairs, union, where, with_columns
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.maintain.rewrite_tasks import Packing
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter
@@ -28,8 +28,8 @@ from sparkmeta.write.options import WriteOptions
 if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
 

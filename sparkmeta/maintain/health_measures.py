@@ -17,10 +17,9 @@ from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.types import IntegerType
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.columns import sql
 from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
 from sparkmeta.entries import relation
-from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
+from sparkmeta.entries.live import is_live_entry, live_counts
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
 from sparkmeta.entries.relation import (
     beside,
@@ -35,6 +34,8 @@ from sparkmeta.entries.relation import (
     where,
 )
 from sparkmeta.errors import UnsupportedError, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
 from sparkmeta.inspect.moments import moments
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
@@ -54,9 +55,9 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
 
     from sparkmeta.charts import Moment
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.maintain.file_groups import FileSizes
     from sparkmeta.operations.table_operations import BaseTable
     from sparkmeta.snapshot.state import TableState

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkmeta.columns import sql
 from sparkmeta.entries.relation import (
     FEW_ROWS,
     computed,
@@ -31,6 +30,7 @@ from sparkmeta.entries.relation import (
     with_columns,
 )
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
+from sparkmeta.expr import sql
 from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize, read_tasks
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.operations.table_operations import BaseTable
     from sparkmeta.snapshot.state import TableState
 

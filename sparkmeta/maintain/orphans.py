@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.checks import Options, Rule, one_of, option
-from sparkmeta.columns import sql
 from sparkmeta.entries import relation
 from sparkmeta.entries.relation import (
     collected,
@@ -30,6 +29,7 @@ from sparkmeta.entries.relation import (
     with_columns,
 )
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.expr import sql
 from sparkmeta.maintain.expire_snapshots import to_millis
 from sparkmeta.maintain.orphan_tasks import (
     FILES,
@@ -61,8 +61,8 @@ from sparkmeta.storage.writing import TEMPORARY_PATTERN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.operations.table_operations import BaseTable
     from sparkmeta.snapshot.state import TableState
 

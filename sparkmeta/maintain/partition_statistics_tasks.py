@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import from_stream, identities, identity_type, is_live, to_stream, whole
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import from_stream, identities, identity_type, to_stream, whole
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.v4.root import version
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorWriter

@@ -10,7 +10,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
-from sparkmeta.columns import sql
 from sparkmeta.entries.relation import (
     collected,
     computed,
@@ -24,6 +23,7 @@ from sparkmeta.entries.relation import (
     where,
 )
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
 from sparkmeta.inspect.manifests import driver_reads_lists
 from sparkmeta.inspect.metadata_rows import driver_opens
 from sparkmeta.maintain.reachable_tasks import (

@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import ANY
-from sparkmeta.entries.arrays import is_live, kept_rows, may_be_live
+from sparkmeta.entries.live import is_live, may_be_live
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.relation import collected, frame_of, grouped, where
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import kept_rows
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields

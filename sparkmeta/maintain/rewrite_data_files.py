@@ -17,7 +17,6 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions, check_snapshot_options
@@ -25,6 +24,7 @@ from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.relation import frame_of, some_columns, union, where
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
+from sparkmeta.expr import sql
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLAN_ORDER, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.plans import RewritePlan, SnapshotPlanSummary

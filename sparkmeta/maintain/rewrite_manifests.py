@@ -13,13 +13,13 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, is_whole, names_of, option
-from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.lists import NewList, driver_rewrites, manifest_format, refuse_rewrite, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, BranchOptions, ListOptions
-from sparkmeta.entries.arrays import ENTRY_BYTES, live_count, live_counts
+from sparkmeta.entries.live import ENTRY_BYTES, live_count, live_counts
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.manifests.manifest_tasks import ManifestTasks
 from sparkmeta.manifests.sorted_manifests import MOST_RANGES, file_count, key_columns, spread

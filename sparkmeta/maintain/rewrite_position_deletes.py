@@ -14,8 +14,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import at_least, option
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
@@ -26,10 +24,12 @@ from sparkmeta.commit.options import BranchOptions, check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.arrays import entry_count, is_live_entry
+from sparkmeta.entries.live import entry_count, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.relation import Rows, frame_of, grouped, matching, select, totals, union, where
 from sparkmeta.errors import CommitConflictError, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
 from sparkmeta.maintain.file_groups import FileSizes
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary
@@ -64,10 +64,10 @@ from sparkmeta.write.tasks import LocationProvider, deleted_on_failure, named_on
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.write.delete_tasks import WriteTasks

@@ -13,7 +13,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from sparkmeta.checks import Options, described, one_of, option
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.compaction import CompactionOptions
-from sparkmeta.entries.arrays import live_count
+from sparkmeta.entries.live import live_count
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
 from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.maintain.plans import PlanSummary, TablePlan

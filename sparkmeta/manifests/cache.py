@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
 from sparkmeta.entries.locations import ENTRY_LOCATIONS
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.errors import NotFoundError, SettingError, ValidationError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
 from sparkmeta.manifests.cache_leaves import (
     LEAF_SUFFIX,
     TYPES_SUFFIX,

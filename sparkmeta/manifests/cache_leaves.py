@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 
 from sparkmeta.avro.container import Data, read_header
 from sparkmeta.avro.decode import decode_records, writer_schema
-from sparkmeta.columns.bounds import bound_arrow_type, inverted
-from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.projection import (
     CONTENT_STATS,
@@ -40,6 +38,8 @@ from sparkmeta.entries.records import (
     with_inherited_version,
 )
 from sparkmeta.errors import CorruptFileError, FileAlreadyExistsError, NotFoundError
+from sparkmeta.expr.arrays import narrowed, whole
+from sparkmeta.expr.bounds import bound_arrow_type, inverted
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import BOUNDS, METRICS_MAP_IDS, ROW_ID_OFFSET
 from sparkmeta.spec.locations import Locations

@@ -17,8 +17,6 @@ import pyarrow.parquet as pq
 
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import field_id, kept_rows
 from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import (
@@ -31,6 +29,8 @@ from sparkmeta.entries.records import (
     promoted_values,
 )
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.arrays import field_id, kept_rows
+from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.manifests.cache_leaves import decode_leaf
 from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
 from sparkmeta.manifests.entry_memory import SMALL_MANIFEST_BYTES

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import is_live, whole
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import PARTITION, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.entries.tally import file_sizes
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries
 from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, manifest_pieces, task_rows

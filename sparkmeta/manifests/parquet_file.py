@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.entries import arrays
+from sparkmeta.expr import arrays
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
 # Columns whose Parquet statistics would prune nothing and bloat footers.

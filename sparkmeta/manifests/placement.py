@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import entry_count
+from sparkmeta.entries.live import entry_count
 
 if TYPE_CHECKING:
     import pyarrow as pa

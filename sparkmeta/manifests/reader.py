@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
-from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.entries.records import (
     has_metrics_maps,
@@ -21,6 +20,7 @@ from sparkmeta.entries.records import (
     with_metrics_maps,
 )
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.expr.arrays import kept_rows
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
 from sparkmeta.manifests.entry_memory import EntryMemory

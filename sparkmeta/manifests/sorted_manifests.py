@@ -15,9 +15,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_size, with_version_info, write_manifest
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import from_stream, live_count, to_stream, with_plain_types
+from sparkmeta.entries.live import live_count
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.expr.arrays import from_stream, to_stream, with_plain_types
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks, tasks_of_work
 from sparkmeta.spec.entry import Status

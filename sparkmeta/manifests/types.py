@@ -12,9 +12,9 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
-from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, SpecTuples
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr.bounds import ANY, reads_as
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import is_live, is_live_entry, live_count, whole
-from sparkmeta.entries.evaluate import where
+from sparkmeta.entries.live import is_live, is_live_entry, live_count
 from sparkmeta.entries.projection import DV_COLUMNS, EntryProjection
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.evaluate import where
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view

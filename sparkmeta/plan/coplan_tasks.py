@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns import sql
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import is_live, kept_rows, whole
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, matching_rows
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import kept_rows, whole
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.plan.deletes.rules import (

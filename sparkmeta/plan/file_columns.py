@@ -25,10 +25,10 @@ from pyspark.sql.types import (
 )
 
 from sparkmeta.checks import NAMES
-from sparkmeta.columns import sql
-from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import InvalidArgumentError, hint_at, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.types import public_value, spark_type
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.spec.schema import VariantType
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.schema import Schema
 
-    from sparkmeta.columns.sql import Aliased, Sql
     from sparkmeta.entries.projection import EntryProjection
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.snapshot.state import TableState
 
 

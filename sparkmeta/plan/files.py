@@ -44,11 +44,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.relation import collected, frame_of, select
 from sparkmeta.entries.relation import count as count_rows
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Aliased, Sql
 from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import (
     DELETES,

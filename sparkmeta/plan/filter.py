@@ -15,20 +15,20 @@ from pyiceberg.types import DateType, TimestampNanoType, TimestampType
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import AllOf, reads_as
-from sparkmeta.columns.implied_tests import partition_tests, stats_tests
-from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
-from sparkmeta.columns.residual import residual
-from sparkmeta.columns.skipping import FieldStats, might_match, must_match
-from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.columns.terms import without_transforms
-from sparkmeta.columns.transforms import inclusive_projection, projections, undecided
-from sparkmeta.columns.types import public_value, spark_type
-from sparkmeta.entries.arrays import is_live_entry
+from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryFilter, EntryProjection
 from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import AllOf, reads_as
+from sparkmeta.expr.implied_tests import partition_tests, stats_tests
+from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
+from sparkmeta.expr.residual import residual
+from sparkmeta.expr.skipping import FieldStats, might_match, must_match
+from sparkmeta.expr.sql import Aliased, Sql
+from sparkmeta.expr.terms import without_transforms
+from sparkmeta.expr.transforms import inclusive_projection, projections, undecided
+from sparkmeta.expr.types import public_value, spark_type
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.columns import sql
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import frame_of, names, select, union
+from sparkmeta.expr import sql
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.choose import dv_projection
 from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.plan.choose import Choice, Coplanned
     from sparkmeta.session import MapFunction

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.entries.arrays import live_counts
+from sparkmeta.entries.live import live_counts
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.plan import costs

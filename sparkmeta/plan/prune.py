@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import referenced_ids
-from sparkmeta.columns.skipping import UNKNOWN_STATS, FieldStats, FieldSummary, might_match, summary_might_match
-from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import LIVE_ROWS, sums
-from sparkmeta.entries.evaluate import values
+from sparkmeta.entries.live import LIVE_ROWS, sums
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.expr import sql
+from sparkmeta.expr.evaluate import values
+from sparkmeta.expr.predicate import referenced_ids
+from sparkmeta.expr.skipping import UNKNOWN_STATS, FieldStats, FieldSummary, might_match, summary_might_match
+from sparkmeta.expr.sql import Sql
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, by_spec, entry_stats
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition

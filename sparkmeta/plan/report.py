@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pyiceberg.types import PrimitiveType, StructType
 
 from sparkmeta.charts import Row, figure, row_bars
-from sparkmeta.columns import sql
-from sparkmeta.columns.expression_json import sanitized_json
-from sparkmeta.entries.arrays import is_live_entry
+from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.relation import totals
+from sparkmeta.expr import sql
+from sparkmeta.expr.expression_json import sanitized_json
 from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
 from sparkmeta.plan.prune import PrunedManifests
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.schema import Schema
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.filter import ScanFilter
 

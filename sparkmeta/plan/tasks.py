@@ -25,10 +25,10 @@ from pyiceberg.types import (
 )
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import public_value
 from sparkmeta.entries.relation import select
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import public_value
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.iso_times import iso_date, iso_timestamp
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql.types import StructType
 
-    from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Aliased
     from sparkmeta.snapshot.state import TableState
 
 

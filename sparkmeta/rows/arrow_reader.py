@@ -14,13 +14,13 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStruct
 
 from sparkmeta.arrow_types import arrow_schema, arrow_type_of, spark_type_of
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import referenced_ids, row_predicate
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import spark_type, uuid_value
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.predicate import referenced_ids, row_predicate
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import spark_type, uuid_value
 from sparkmeta.manifests.sorted_manifests import packed
 from sparkmeta.plan.filter import DELETES, public_partition_type
 from sparkmeta.rows.columns import (

@@ -24,12 +24,12 @@ from pyiceberg.types import (
 )
 from pyspark.sql import types as spark
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import reads_as
-from sparkmeta.columns.conditions import unpushed
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import reads_as
+from sparkmeta.expr.conditions import unpushed
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import public_value, spark_type
 from sparkmeta.rows.planned import ROW_INDEX, column_name
 from sparkmeta.rows.resolve import IcebergColumn, MappedName
 from sparkmeta.spec.avro_name import avro_name

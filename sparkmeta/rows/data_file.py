@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from sparkmeta.avro.container import AvroFile, Windows
-from sparkmeta.entries.arrays import UUID_BYTES, default_scalar, field_id, uuid_texts
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.arrays import UUID_BYTES, default_scalar, field_id, uuid_texts
 from sparkmeta.rows.orc import OrcSeconds
 from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Source
 from sparkmeta.storage.content import translated_read_errors

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkmeta.avro.container import records_with_ids
-from sparkmeta.entries.arrays import default_scalar, field_id, narrowed
 from sparkmeta.entries.locations import resolved
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import default_scalar, field_id, narrowed
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import translated_read_errors

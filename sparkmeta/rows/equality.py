@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import identity
-from sparkmeta.columns.sql import Sql
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import identity
+from sparkmeta.expr.sql import Sql
 from sparkmeta.rows.planned import FILES, NUMBER, read_files
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType

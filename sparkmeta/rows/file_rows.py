@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import narrowed
-from sparkmeta.entries.evaluate import where
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import narrowed
+from sparkmeta.expr.evaluate import where
+from sparkmeta.expr.sql import Sql
 from sparkmeta.rows.data_file import (
     ComparedField,
     DataFile,

@@ -12,10 +12,10 @@ from pyiceberg.types import NestedField
 from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import default_literal
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import default_literal
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.columns import (
     ReadColumns,

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError, translated_errors
+from sparkmeta.expr.arrays import whole
 from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.rows.planned import NUMBER, POSITION, Flags, Indices, PlannedFiles
 from sparkmeta.session import local_frame, map_arrow

@@ -18,13 +18,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.sql import Aliased, Sql, quoted
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import compact_lists, whole, with_plain_types
 from sparkmeta.entries.relation import at_most_one, frame_of, select, united
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import compact_lists, whole, with_plain_types
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.sql import Aliased, Sql, quoted
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
 from sparkmeta.plan.filter import DELETES, public_delete

@@ -15,13 +15,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.expression_json import TRUE_JSON
-from sparkmeta.columns.predicate import referenced_ids, row_predicate
-from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import is_live, whole
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.relation import frame_of, with_columns
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.expression_json import TRUE_JSON
+from sparkmeta.expr.predicate import referenced_ids, row_predicate
+from sparkmeta.expr.sql import Sql
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, data_projection

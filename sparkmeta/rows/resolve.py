@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkmeta.columns.bounds import reads_as
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.bounds import reads_as
 
 NESTED = ("struct", "list", "map")
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io import load_file_io
 
-from sparkmeta.entries.arrays import to_stream
 from sparkmeta.errors import FileAccessError, NotFoundError
+from sparkmeta.expr.arrays import to_stream
 from sparkmeta.storage.files import IOFiles, LocalFiles, executor_writer
 from sparkmeta.storage.location import is_local, join, local_path
 

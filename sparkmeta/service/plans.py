@@ -17,9 +17,6 @@ from pyiceberg.types import DateType, DoubleType, FloatType, TimestampNanoType, 
 
 from sparkmeta.changes.file_changes import snapshots_between
 from sparkmeta.changes.range_scan import IncrementalScan
-from sparkmeta.columns.conditions import fold
-from sparkmeta.columns.terms import SchemaFields
-from sparkmeta.entries.arrays import from_stream
 from sparkmeta.errors import (
     InvalidFilterError,
     NoSuchNamespaceError,
@@ -28,6 +25,9 @@ from sparkmeta.errors import (
     ValidationError,
     shown,
 )
+from sparkmeta.expr.arrays import from_stream
+from sparkmeta.expr.conditions import fold
+from sparkmeta.expr.terms import SchemaFields
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, packed, page_text

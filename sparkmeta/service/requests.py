@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.columns.expression_json import expression_from_json
 from sparkmeta.errors import (
     CatalogError,
     FileAccessError,
@@ -18,6 +17,7 @@ from sparkmeta.errors import (
     from_spark,
     shown,
 )
+from sparkmeta.expr.expression_json import expression_from_json
 from sparkmeta.service.rest_tasks import INEXPRESSIBLE
 
 if TYPE_CHECKING:

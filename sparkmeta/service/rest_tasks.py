@@ -30,14 +30,14 @@ from pyiceberg.types import BinaryType, DateType, FixedType, UUIDType
 
 from sparkmeta.changes.changed_files import appended_entries
 from sparkmeta.checks import NAMES
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import fold, is_floating, junction_of
-from sparkmeta.columns.expression_json import TRUE_JSON
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.terms import SchemaFields
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.conditions import fold, is_floating, junction_of
+from sparkmeta.expr.expression_json import TRUE_JSON
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.terms import SchemaFields
 from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
 from sparkmeta.plan.match import match_deletes, read_entries

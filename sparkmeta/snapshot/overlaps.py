@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.columns.bounds import ANY, as_numbers
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.bounds import ANY, as_numbers
 from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import is_live, live_counts, may_be_live, whole
+from sparkmeta.entries.live import is_live, live_counts, may_be_live
 from sparkmeta.entries.projection import CONTENT_STATS, DV_COLUMNS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.entries.relation import among, collected, where
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
 from sparkmeta.manifests.v4.layout import conform, tree_schema

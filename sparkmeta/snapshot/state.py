@@ -240,7 +240,7 @@ class TableState:
 
     def live_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
         """Return the live entries of some of `manifests`; see `entries`. The projection must have `version_info`."""
-        from sparkmeta.entries.arrays import is_live_entry
+        from sparkmeta.entries.live import is_live_entry
 
         return self.entries(manifests, projection).where(is_live_entry().text)
 

@@ -12,8 +12,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import NullType, StructField, StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import (
     CorruptFileError,
     NotFoundError,
@@ -22,6 +20,8 @@ from sparkmeta.errors import (
     from_spark,
     lacks_file_system,
 )
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
 from sparkmeta.session import is_connect, local_frame, map_arrow
 from sparkmeta.storage.location import (
     PATH_KEY,

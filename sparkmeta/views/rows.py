@@ -11,7 +11,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
-from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import (
     NoSuchTableError,
     NoSuchViewError,
@@ -20,6 +19,7 @@ from sparkmeta.errors import (
     first_line,
     shown,
 )
+from sparkmeta.expr.types import spark_type
 from sparkmeta.views.base import BaseView, ViewCatalog
 from sparkmeta.views.sql_text import SPARK, parse_query
 

@@ -14,11 +14,11 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.sql import quoted
-from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.sql import quoted
+from sparkmeta.expr.types import bound_value
 from sparkmeta.manifests.sorted_manifests import most_tasks
 from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column

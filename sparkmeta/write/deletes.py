@@ -18,9 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import NAMES
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import quoted
-from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.relation import (
     collected,
     distinct,
@@ -34,6 +32,9 @@ from sparkmeta.entries.relation import (
     where,
 )
 from sparkmeta.errors import UnsupportedError, ValidationError, hint_at, shown, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.sql import quoted
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
 from sparkmeta.rows.planned import PARTITION

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.types import bound_value
 from sparkmeta.commit.partition_folders import NULL_FOLDERS, assignments, folder_value, readings
 from sparkmeta.entries.records import VALUE_SIZES
 from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError, ValidationError, shown
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.types import bound_value
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.rows.data_file import DataFile, open_data_file
 from sparkmeta.rows.file_rows import START, STOP, RowReader

@@ -18,10 +18,10 @@ from pyiceberg.transforms import (
 from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType
 
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.transforms import OrderedTransform
-from sparkmeta.entries.arrays import indices_where, sorted_indices, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
+from sparkmeta.expr.arrays import indices_where, sorted_indices, whole
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.transforms import OrderedTransform
 from sparkmeta.rows.columns import child_fields
 from sparkmeta.spec.schema import path_to
 from sparkmeta.write.file_schema import file_schema

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.arrow_types import arrow_type_of, spark_schema
-from sparkmeta.columns import sql
-from sparkmeta.columns.types import spark_type
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import narrowed, whole
+from sparkmeta.expr.types import spark_type
 from sparkmeta.rows.columns import projected_column
 from sparkmeta.rows.data_file import column_values, file_columns
 from sparkmeta.rows.resolve import resolve

@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType as SparkLong
 from pyspark.sql.types import StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.transforms import partition_value
-from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.transforms import partition_value
+from sparkmeta.expr.types import spark_type
 from sparkmeta.session import advised_shuffles, local_frame, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.files import executor_writer
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.columns.sql import Sql
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.session import MapFunction
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata

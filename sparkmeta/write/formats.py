@@ -20,8 +20,8 @@ from pyarrow import orc
 from sparkmeta.avro.container import SYNC_SIZE, container_blocks, container_header, deflater
 from sparkmeta.avro.schema import fixed_sizes, named_once
 from sparkmeta.avro.write import ColumnEncoder
-from sparkmeta.entries.arrays import field_id, narrowed
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.expr.arrays import field_id, narrowed
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.rows.orc import (
     BYTES,

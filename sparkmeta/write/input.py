@@ -29,9 +29,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from sparkmeta.checks import OPTIONS
-from sparkmeta.columns import sql
-from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, default_literal, public_value, spark_type
 from sparkmeta.errors import UnsupportedError, ValidationError, hint_at, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.types import UUID_DIGITS, UUID_TEXT, default_literal, public_value, spark_type
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType
 
-    from sparkmeta.columns.sql import Sql
+    from sparkmeta.expr.sql import Sql
 
 
 # -- Check rows against the table's schema by name --------------------------------------------------------------------

@@ -15,12 +15,13 @@ from pyiceberg.types import UUIDType
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import row_predicate
-from sparkmeta.columns.types import spark_type
-from sparkmeta.entries.arrays import is_kind, whole
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.relation import distinct, few_or_many, has_rows, matching, names, select, some_columns, where
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.predicate import row_predicate
+from sparkmeta.expr.types import spark_type
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
 from sparkmeta.plan.prune import prune_manifests
@@ -41,8 +42,8 @@ from sparkmeta.write.input import field_value, positional_names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
 
     Keep = Callable[[pa.RecordBatch], pa.RecordBatch]

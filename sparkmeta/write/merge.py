@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from sparkmeta.checks import NAMES
-from sparkmeta.columns.sql import quoted
-from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import ValidationError, hint_at, shown
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.sql import quoted
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.text import counted
 from sparkmeta.write.files import checkpointed

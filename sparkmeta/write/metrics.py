@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds, reads_as
 from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds, reads_as
 from sparkmeta.rows.data_file import file_columns, row_group_start
 from sparkmeta.rows.resolve import TYPE_OF_COLUMN, FromFile, IcebergColumn, MappedName, Source, has_ids, resolve
 from sparkmeta.spec.avro_name import avro_name

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkmeta.entries.arrays import with_field_id
+from sparkmeta.expr.arrays import with_field_id
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.transforms import BucketTransform
 
-from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds
-from sparkmeta.columns.partition_text import NULL, human_strings
-from sparkmeta.entries.arrays import identities, uuid_bytes
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
+from sparkmeta.expr.arrays import identities, uuid_bytes
+from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds
+from sparkmeta.expr.partition_text import NULL, human_strings
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property

@@ -31,8 +31,8 @@ from pyiceberg.types import (
 )  # fmt: skip
 
 from sparkmeta.avro.write import ManifestFormat, encode_entries, entry_schema
-from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.expr.bounds import encode_bounds
 from sparkmeta.storage.executors import ExecutorWriter
 
 INTS, LONGS = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

@@ -28,7 +28,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField
 
-from sparkmeta.entries.arrays import from_stream, to_stream
+from sparkmeta.expr.arrays import from_stream, to_stream
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.manifests.v4.write import leaf_row

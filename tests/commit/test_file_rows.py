@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
 from sparkmeta.entries.records import map_type
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.v4.layout import tree_schema
 
 TABLE = "/warehouse/t"

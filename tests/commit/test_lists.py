@@ -17,8 +17,8 @@ from sparkmeta.commit.file_rows import FILE_ORDER, FILES_PER_KEY, KEYS, FileTask
 from sparkmeta.commit.lists import MOST_MERGED, manifest_format, merge_bins
 from sparkmeta.commit.new_files import listed_rows
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.entries.arrays import from_stream
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
+from sparkmeta.expr.arrays import from_stream
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import LocalFiles

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.columns import sql
+from sparkmeta.expr import sql
 from sparkmeta.manifests.v4.spark import resolved
 from sparkmeta.session import local_frame
 from sparkmeta.spec.locations import Locations

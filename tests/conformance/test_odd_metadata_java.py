@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.errors import PySparkException
 
 import sparkmeta as sm
-from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.expr.predicate import parse_filter
 from tests.peers.java import Java
 from tests.peers.odd_metadata import FILTERS, ROWS, OddTable, odd_table
 from tests.peers.slices import SOAK

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 import sparkmeta as sm
-from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.write.files import write_files
 from tests.data_files.java_append import append_by_java
 from tests.peers.java import Java

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.projection import EntryProjection, stats_struct
 from sparkmeta.entries.records import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.bounds import bound_arrow_type
 
 ROUNDS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TYPES = {1: "long", 2: "string", 7: "double"}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns import sql
 from sparkmeta.entries import relation
+from sparkmeta.expr import sql
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from sparkmeta.columns.partition_text import human_strings
+from sparkmeta.expr.partition_text import human_strings
 from tests.peers.java import Java
 
 if TYPE_CHECKING:

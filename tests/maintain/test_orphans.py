@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta import session
 from sparkmeta.cli import main
-from sparkmeta.columns import sql
 from sparkmeta.entries.relation import select
 from sparkmeta.errors import CommitStateUnknownError, NotFoundError, ValidationError
+from sparkmeta.expr import sql
 from sparkmeta.maintain import reachable as reachable_files
 from sparkmeta.maintain.orphan_tasks import Folder
 from sparkmeta.manifests.placement import MOST_REQUESTS

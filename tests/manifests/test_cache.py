@@ -19,10 +19,10 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.cli import main
-from sparkmeta.columns.bounds import AllOf, BoundTest
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError, SettingError
+from sparkmeta.expr.bounds import AllOf, BoundTest
 from sparkmeta.manifests.cache import ManifestCache
 from sparkmeta.manifests.cache_leaves import CacheTypes, CacheWriter, decode_leaf, encode_leaf, leaf_key
 from sparkmeta.spec.entry import METRICS_MAP_IDS

@@ -21,9 +21,9 @@ from sparkmeta.avro.container import inflate, read_blocks, read_header
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.avro.schema import bytes_for_fixed, manifest_schema, parse
 from sparkmeta.avro.write import COLUMNS, ENTRY, ManifestFormat, entry_schema, write_manifest
-from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.bounds import decode_bounds
 from sparkmeta.manifests import raw_entries
 from sparkmeta.manifests.raw_entries import encoded_entries
 from sparkmeta.spec.entry import METRICS_MAPS, Status

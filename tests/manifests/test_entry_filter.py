@@ -9,9 +9,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns.bounds import AllOf, BoundTest
 from sparkmeta.entries.projection import EntryFilter, EntryProjection
 from sparkmeta.entries.records import EntryBuilder
+from sparkmeta.expr.bounds import AllOf, BoundTest
 from sparkmeta.manifests.decoder import ArrowRecords
 from tests.avro.decoders import PART, decoded, plain
 from tests.avro.random_manifests import random_manifest

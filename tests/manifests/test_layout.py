@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
 
-from sparkmeta.columns.bounds import _ARROW_TYPES, decode_bounds
 from sparkmeta.commit.options import TreeOptions, property_name
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.bounds import _ARROW_TYPES, decode_bounds
 from sparkmeta.manifests.v4.layout import DATA, DELETE, ROOT, read_manifest, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.spec.entry import CONTENT_ENTRY

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkmeta.entries.arrays import with_field_id
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.arrays import with_field_id
 from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
 from sparkmeta.manifests.v4.layout import is_tree_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import sql
 from sparkmeta.plan.deletes import groups
 from tests.conftest import configured
 from tests.costs import limit

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, PrimitiveType
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.columns.bounds import ANY
+from sparkmeta.expr.bounds import ANY
 from sparkmeta.snapshot.overlaps import overlaps
 
 Tuple = dict[int, Any]

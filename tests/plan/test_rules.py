@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns import sql
-from sparkmeta.entries import evaluate
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import evaluate, sql
 from sparkmeta.plan.deletes import rules
 from sparkmeta.plan.deletes.rules import (
     DeleteRule,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
-from sparkmeta.columns import sql
+from sparkmeta.expr import sql
 from sparkmeta.plan.deletes import attach, groups
 from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes

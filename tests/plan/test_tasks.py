@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg.types import IcebergType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.columns import sql
+from sparkmeta.expr import sql
 from sparkmeta.plan.tasks import SplitPlanning, pack, single_value
 from tests.handmade import HandmadeTable, data, deletion_vector
 from tests.properties.cases import by_both

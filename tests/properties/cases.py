@@ -50,15 +50,14 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.expressions.literals import literal
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import fold
-from sparkmeta.entries import evaluate
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.conditions import fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from sparkmeta.columns.sql import Sql
+    from sparkmeta.expr.sql import Sql
 
 DAY_MICROS = 86_400_000_000
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-100, 100) | st.sampled_from([-(2**63), 2**63 - 1, 0])

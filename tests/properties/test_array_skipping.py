@@ -11,11 +11,11 @@ from hypothesis import given
 from pyiceberg import types as t
 from pyiceberg.expressions import In, Or
 
-from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
-from sparkmeta.columns.implied_tests import partition_tests, stats_tests
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.entries.records import as_numbers
+from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.expr.implied_tests import partition_tests, stats_tests
+from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.transforms import inclusive_projection
 from tests.properties import test_projection as of_partitions
 from tests.properties import test_skipping as of_stats
 from tests.properties.cases import matches

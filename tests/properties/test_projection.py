@@ -22,15 +22,15 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpressio
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import decode_bounds
-from sparkmeta.columns.conditions import fold
-from sparkmeta.columns.expression_json import leaf_to_json
-from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
-from sparkmeta.columns.residual import residual
-from sparkmeta.columns.skipping import FieldSummary, summary_might_match
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import decode_bounds
+from sparkmeta.expr.conditions import fold
+from sparkmeta.expr.expression_json import leaf_to_json
+from sparkmeta.expr.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
+from sparkmeta.expr.residual import residual
+from sparkmeta.expr.skipping import FieldSummary, summary_might_match
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.transforms import inclusive_projection, strict_projection, undecided
 from tests.properties.cases import DAY_MICROS, VALUES, by_arrow, by_both, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluationVisitor, _
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import decode_bounds
-from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
-from sparkmeta.columns.skipping import FieldStats, might_match, must_match
-from sparkmeta.columns.sql import Sql
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import decode_bounds
+from sparkmeta.expr.predicate import bind_filter, expression_to_json, row_predicate
+from sparkmeta.expr.skipping import FieldStats, might_match, must_match
+from sparkmeta.expr.sql import Sql
 from tests.properties.cases import (
     VALUES,
     ColumnChunk,

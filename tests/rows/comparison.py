@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BinaryType, TimestampNTZType, TimestampType
 
-from sparkmeta.columns.sql import quoted
+from sparkmeta.expr.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.columns.expression_json import expression_from_json
+from sparkmeta.expr.expression_json import expression_from_json
 from tests.conftest import configured
 from tests.peers.java import Java
 from tests.peers.slices import SOAK

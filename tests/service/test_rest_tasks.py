@@ -20,8 +20,8 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import NestedField, UUIDType
 
 import sparkmeta as sm
-from sparkmeta.columns.terms import TransformedColumn
 from sparkmeta.errors import translated_errors
+from sparkmeta.expr.terms import TransformedColumn
 from sparkmeta.service.rest_tasks import to_rest_tasks
 from tests.conftest import configured
 from tests.handmade import (

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns import sql
 from sparkmeta.entries.relation import select
+from sparkmeta.expr import sql
 from sparkmeta.session import local_frame
 from sparkmeta.storage.location import (
     escape_glob,

@@ -44,11 +44,11 @@ from pyiceberg.types import (
 )
 
 import sparkmeta as sm
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.transforms import partition_value
-from sparkmeta.entries.arrays import uuid_bytes, uuid_texts, whole
 from sparkmeta.entries.projection import FILE_COLUMNS
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import uuid_bytes, uuid_texts, whole
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.transforms import partition_value
 from sparkmeta.session import SessionSource, local_frame
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.write.delete_tasks import read_masks

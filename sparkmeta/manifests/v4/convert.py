@@ -10,10 +10,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import is_live, narrowed, whole
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
 from sparkmeta.entries.records import column_metric, derived_stats, true_where
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
+from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, tree_stats_type
 from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import ContentType, Status

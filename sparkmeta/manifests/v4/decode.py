@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import (
@@ -28,6 +26,8 @@ from sparkmeta.entries.records import (
     with_metrics_maps,
 )
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import narrowed, whole
+from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.deletion_vectors import mask_flags
 from sparkmeta.manifests.v4.layout import (
     CONTENT_KEY,

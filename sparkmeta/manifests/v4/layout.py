@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.columns.bounds import bound_arrow_type, inverted, promoted_days
-from sparkmeta.entries.arrays import field_id, is_live, whole, with_field_id
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection, SpecTuples
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.arrays import field_id, whole, with_field_id
+from sparkmeta.expr.bounds import bound_arrow_type, inverted, promoted_days
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import (
     BOUNDS,

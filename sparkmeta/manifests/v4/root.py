@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import FILE_COUNTS, indices_where, is_live, sums
+from sparkmeta.entries.live import FILE_COUNTS, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import indices_where
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.locations import LAYOUT_REVISION, LAYOUT_REVISION_KEY

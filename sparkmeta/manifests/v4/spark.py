@@ -14,13 +14,14 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema, spark_type_of
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.conditions import unpushed
-from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import is_live_entry, narrowed
+from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.locations import ENTRY_LOCATIONS
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import narrowed
+from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.conditions import unpushed
+from sparkmeta.expr.sql import Aliased, Sql
 from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import BOUNDS, CONTENT_ENTRY, DELETE_FILE_PATH_ID, ROW_ID_OFFSET, FieldSpec, Status

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import manifest_counts, narrowed, whole
+from sparkmeta.entries.live import manifest_counts
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.expr.arrays import narrowed, whole
+from sparkmeta.expr.bounds import encode_bounds
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.v4.layout import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.manifests.v4.root import Root, read_root, version

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import extremes, from_stream, is_live, kept_rows, manifest_counts, to_stream, whole
+from sparkmeta.entries.live import is_live, manifest_counts
 from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.expr.arrays import extremes, from_stream, kept_rows, to_stream, whole
 from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.spec.entry import COUNTS, ContentType

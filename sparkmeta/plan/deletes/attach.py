@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries import evaluate
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.relation import frame_of, with_columns
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.arrays import whole
+from sparkmeta.expr.sql import Aliased, Sql
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.groups import (
     FACTS,

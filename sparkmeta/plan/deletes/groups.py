@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import frame_of, select
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
 from sparkmeta.plan.choose import delete_projection, equality_ids, only_dvs
 from sparkmeta.plan.deletes.rules import (
     NO_COLUMNS,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.plan.choose import Choice
     from sparkmeta.snapshot.state import TableState
 

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import identity
-from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import identities, indices_where, whole
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import identities, indices_where, whole
+from sparkmeta.expr.conditions import identity
+from sparkmeta.expr.sql import Sql
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.conversions import from_bytes, to_bytes
 
-from sparkmeta.columns.bounds import ANY, bound_arrow_type, decode_bounds, encode_bounds, reads_as
+from sparkmeta.expr.bounds import ANY, bound_arrow_type, decode_bounds, encode_bounds, reads_as
 from tests.properties.cases import VALUES
 
 ROUNDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -169,5 +169,5 @@ def test_types_without_order() -> None:
 def test_loads_nothing_heavy() -> None:
     """Executors import it."""
     heavy = "[m for m in ('pyiceberg', 'pydantic', 'pyspark') if m in sys.modules]"
-    code = f"import sys, sparkmeta.columns.bounds; print({heavy})"
+    code = f"import sys, sparkmeta.expr.bounds; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

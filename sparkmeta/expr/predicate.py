@@ -45,8 +45,9 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import Literal, LongLiteral, StringLiteral, literal
 from pyiceberg.types import PrimitiveType, StringType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import (
+from sparkmeta.errors import InvalidFilterError, shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import (
     Comparison,
     Junction,
     Truth,
@@ -59,11 +60,10 @@ from sparkmeta.columns.conditions import (
     junction_of,
     one_of,
 )
-from sparkmeta.columns.expression_json import expression_to_json
-from sparkmeta.columns.filter_text import as_text, parse_text
-from sparkmeta.columns.terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
-from sparkmeta.columns.types import Place, place_literal
-from sparkmeta.errors import InvalidFilterError, shown
+from sparkmeta.expr.expression_json import expression_to_json
+from sparkmeta.expr.filter_text import as_text, parse_text
+from sparkmeta.expr.terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
+from sparkmeta.expr.types import Place, place_literal
 from sparkmeta.spec.iso_times import DAY_MICROS
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import UnboundTerm
     from pyiceberg.schema import Schema
 
-    from sparkmeta.columns.sql import Sql
+    from sparkmeta.expr.sql import Sql
 
 __all__ = [
     "bind_filter",

@@ -36,8 +36,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.transforms import partition_value
+from sparkmeta.expr import sql
+from sparkmeta.expr.transforms import partition_value
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,9 +27,9 @@ from pyiceberg.expressions.literals import DecimalLiteral, LongLiteral
 from pyiceberg.expressions.parser import boolean_expression
 from pyparsing import ParseException
 
-from sparkmeta.columns import filter_text
-from sparkmeta.columns.filter_text import as_text, listed_names, parse_text
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError
+from sparkmeta.expr import filter_text
+from sparkmeta.expr.filter_text import as_text, listed_names, parse_text
 
 COLUMNS = ("id", "_a$1", "st.x", "st . x", '"odd name"', '"a (1, 2)"', "not", "in", "true", "1a", "ü")
 OPERATORS = ("<", "<=", ">", ">=", "=", "==", "!=", "<>", " like ", "=<", "")

@@ -37,8 +37,8 @@ from pyiceberg.expressions.literals import BooleanLiteral, DecimalLiteral, LongL
 from pyiceberg.expressions.parser import predicate as predicate_syntax
 from pyparsing import ParseException
 
-from sparkmeta.columns.conditions import Junction, balanced, fold
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, shown
+from sparkmeta.expr.conditions import Junction, balanced, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -35,14 +35,14 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
-from sparkmeta.columns.conditions import fold, prefix_end
+from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.expr.conditions import fold, prefix_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sparkmeta.columns.bounds import Source
-    from sparkmeta.columns.conditions import Junction
+    from sparkmeta.expr.bounds import Source
+    from sparkmeta.expr.conditions import Junction
 
 # Types with one order in all writers, in Arrow and in Spark, unlike floating point numbers and UUIDs.
 _ORDERED: Final = (

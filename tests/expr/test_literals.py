@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.expressions.literals import literal
 
-from sparkmeta.columns.types import Place, place_literal
+from sparkmeta.expr.types import Place, place_literal
 from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 INT, LONG, FLOAT, DOUBLE = t.IntegerType(), t.LongType(), t.FloatType(), t.DoubleType()

@@ -11,11 +11,11 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.skipping import FieldSummary, summary_might_match
-from sparkmeta.columns.transforms import inclusive_projection
-from sparkmeta.columns.types import bound_type
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.skipping import FieldSummary, summary_might_match
+from sparkmeta.expr.transforms import inclusive_projection
+from sparkmeta.expr.types import bound_type
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -29,9 +29,9 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.types import BinaryType, IcebergType, PrimitiveType, UUIDType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
-from sparkmeta.columns.conditions import (
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.expr.conditions import (
     ColumnLiteral,
     Comparison,
     Truth,
@@ -45,10 +45,10 @@ from sparkmeta.columns.conditions import (
     one_of,
     prefix_end,
 )
-from sparkmeta.columns.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
-from sparkmeta.columns.predicate import COMPARISONS
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import literal_array, typed_literal
+from sparkmeta.expr.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
+from sparkmeta.expr.predicate import COMPARISONS
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import literal_array, typed_literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container

@@ -38,9 +38,9 @@ from pyiceberg.types import (
     StructType,
 )
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import shown
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
 from sparkmeta.spec.iso_times import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day, iso_timestamp
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
 
-from sparkmeta.columns.expression_json import expression_from_json, expression_to_json
-from sparkmeta.columns.predicate import bind_filter
-from sparkmeta.columns.terms import TransformedColumn
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
+from sparkmeta.expr.expression_json import expression_from_json, expression_to_json
+from sparkmeta.expr.predicate import bind_filter
+from sparkmeta.expr.terms import TransformedColumn
 from tests.peers.expressions import filter_json
 
 SCHEMA = Schema(

@@ -22,9 +22,9 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import Literal
 from pyiceberg.types import DoubleType, FloatType, IcebergType, PrimitiveType, UUIDType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import bound_type, literal_array, typed_literal
+from sparkmeta.expr import sql
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.types import bound_type, literal_array, typed_literal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
-from sparkmeta.entries import evaluate
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr import evaluate, sql
+from sparkmeta.expr.sql import Sql
 from sparkmeta.plan.tasks import json_object
 from sparkmeta.session import local_frame
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import known_bounds
+from sparkmeta.expr.bounds import known_bounds
 
 NULL = "null"
 

@@ -30,9 +30,10 @@ from pyiceberg.expressions.parser import parse
 from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import depth
-from sparkmeta.columns.predicate import (
+from sparkmeta.errors import InvalidFilterError
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import depth
+from sparkmeta.expr.predicate import (
     MAX_DEPTH,
     bind_filter,
     expression_to_json,
@@ -40,7 +41,6 @@ from sparkmeta.columns.predicate import (
     referenced_ids,
     row_predicate,
 )
-from sparkmeta.errors import InvalidFilterError
 from sparkmeta.spec.schema import VariantType
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pyiceberg.expressions import BooleanExpression, In, NotIn, NotStartsWith, S
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
-from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter
-from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
+from sparkmeta.expr.predicate import bind_filter, expression_to_json, parse_filter
+from sparkmeta.expr.transforms import inclusive_projection, strict_projection, undecided
 from sparkmeta.spec.schema import partition_spec_from_json
 
 SCHEMA = Schema(

@@ -10,12 +10,12 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
-from sparkmeta.columns.conditions import as_column
-from sparkmeta.columns.implied_tests import FEW, leaf_tests, partition_tests, stats_tests
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.skipping import ColumnStats, FieldStats
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.expr.conditions import as_column
+from sparkmeta.expr.implied_tests import FEW, leaf_tests, partition_tests, stats_tests
+from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.skipping import ColumnStats, FieldStats
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, BoundPredicate
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import Junction, depth, fold
-from sparkmeta.columns.expression_json import (
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import Junction, depth, fold
+from sparkmeta.expr.expression_json import (
     FALSE_JSON,
     TRUE_JSON,
     expression_to_json,
@@ -20,9 +20,9 @@ from sparkmeta.columns.expression_json import (
     junction_to_json,
     leaf_to_json,
 )
-from sparkmeta.columns.predicate import row_predicate, with_promoted_dates
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import projections
+from sparkmeta.expr.predicate import row_predicate, with_promoted_dates
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.transforms import projections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

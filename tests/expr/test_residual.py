@@ -10,9 +10,9 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField,
 from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import MAX_DEPTH, bind_filter, expression_to_json, parse_filter
-from sparkmeta.columns.residual import residual
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import MAX_DEPTH, bind_filter, expression_to_json, parse_filter
+from sparkmeta.expr.residual import residual
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

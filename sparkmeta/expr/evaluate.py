@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import as_numbers, bound_arrow_type
-from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, indices_where, kept_rows, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
+from sparkmeta.expr.arrays import compact_lists, indices_where, kept_rows, uuid_bytes, uuid_texts, whole
+from sparkmeta.expr.bounds import as_numbers, bound_arrow_type
+from sparkmeta.expr.sql import Aliased, Sql
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType

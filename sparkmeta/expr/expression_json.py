@@ -41,9 +41,9 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTransform, parse_transform
 
-from sparkmeta.columns.conditions import Junction, balanced, fold
-from sparkmeta.columns.terms import FieldReference, TransformedColumn, TransformReference
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
+from sparkmeta.expr.conditions import Junction, balanced, fold
+from sparkmeta.expr.terms import FieldReference, TransformedColumn, TransformReference
 from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.skipping import FieldStats, might_match, must_match
-from sparkmeta.columns.types import bound_type
+from sparkmeta.expr import sql
+from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.skipping import FieldStats, might_match, must_match
+from sparkmeta.expr.types import bound_type
 from tests.plans import physical_plan
 
 if TYPE_CHECKING:

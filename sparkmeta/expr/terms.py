@@ -10,8 +10,8 @@ from pyiceberg.schema import Accessor
 from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType, StructType
 
-from sparkmeta.columns.conditions import fold, junction_of
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
+from sparkmeta.expr.conditions import fold, junction_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

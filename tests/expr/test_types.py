@@ -10,9 +10,9 @@ import pytest
 from pyiceberg import types as t
 from pyspark.sql.types import StructField, StructType
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
-from sparkmeta.columns.types import bound_type, literal_array, public_value, spark_type, typed_literal
+from sparkmeta.expr import sql
+from sparkmeta.expr.bounds import bound_arrow_type, decode_bounds
+from sparkmeta.expr.types import bound_type, literal_array, public_value, spark_type, typed_literal
 from sparkmeta.spec.schema import VariantType
 from tests.properties.cases import VALUES
 

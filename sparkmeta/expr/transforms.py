@@ -57,12 +57,12 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from sparkmeta.columns import sql
-from sparkmeta.columns.conditions import fold, is_floating, junction_of
-from sparkmeta.columns.predicate import field_type
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.terms import FieldReference, TransformReference
-from sparkmeta.columns.types import spark_type
+from sparkmeta.expr import sql
+from sparkmeta.expr.conditions import fold, is_floating, junction_of
+from sparkmeta.expr.predicate import field_type
+from sparkmeta.expr.sql import Sql
+from sparkmeta.expr.terms import FieldReference, TransformReference
+from sparkmeta.expr.types import spark_type
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
     from pyiceberg.types import PrimitiveType
 
-    from sparkmeta.columns.conditions import Junction
+    from sparkmeta.expr.conditions import Junction
 
 
 # -- Project row predicates onto partition tuples ---------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""Iceberg expressions as Spark SQL, and as fast tests of Arrow arrays. No I/O."""
