@@ -194,12 +194,24 @@ def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: b
     """
     if not lenient:
         _ = root.manifest_dvs  # raises for two of one leaf
+    if root.is_iceberg:
+        root = _without_changes_of_others(root, snapshot_id)
     leaves = tuple(_Finder(root, snapshot_id, parent, lenient).changes())
     is_file, is_existing = one_of(root.table, FILES), pc.equal(version(root.table, "status"), int(Status.EXISTING))
     files = root.table.filter(pc.and_not(is_file, is_existing))
     existing = root.table.filter(pc.and_(is_file, is_existing))
     moves = any(change.kind in (LeafKind.DROPPED, LeafKind.CARRIED) for change in leaves)
     return RootChanges(files, existing if moves else existing.schema.empty_table(), leaves)
+
+
+def _without_changes_of_others(root: Root, snapshot_id: int) -> Root:
+    """Return a root without the changes of other snapshots.
+
+    In the layout of the Iceberg project, a snapshot that changes nothing has the root of its parent.
+    """
+    is_change = pc.not_equal(version(root.table, "status"), int(Status.EXISTING))
+    is_of_other = pc.not_equal(version(root.table, "snapshot_id"), snapshot_id)
+    return replace(root, table=root.table.filter(pc.invert(pc.and_(is_change, is_of_other))))
 
 
 @dataclass(frozen=True)
@@ -232,7 +244,7 @@ class _Finder:
         if leaf["existing_files_count"]:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
         if leaf["deleted_files_count"]:
-            if not self.lenient:
+            if not self.lenient and not self.root.is_iceberg:
                 problem = f"{leaf['location']} was added: only lenient readers know what it removes"
                 value = leaf["deleted_files_count"]
                 raise CorruptFileError(self.root.location, "manifest_stats.deleted_files_count", value, problem)
@@ -371,7 +383,7 @@ class EntryChanges:
     lenient: bool = False
     keep: Callable[[pa.Table], pa.Table] | None = None
     _units: list[_Unit] = field(default_factory=list)
-    _manifests: dict[str, int] = field(default_factory=dict)
+    _manifests: dict[tuple[str, ContentType], int] = field(default_factory=dict)
     _leaves: list[pa.Table] = field(default_factory=list)
     _in_roots: list[tuple[int, RootChanges]] = field(default_factory=list)
     _listed: list[pa.Table] = field(default_factory=list)
@@ -410,12 +422,12 @@ class EntryChanges:
     def _add_leaves(self, root: Root, snapshot_id: int, changes: Sequence[LeafChange]) -> None:
         rows: list[int] = []
         for change in changes:
-            location = change.leaf["location"]
-            if location not in self._manifests:
-                self._manifests[location] = len(self._manifests)
-                rows.append(change.row)
             content = ContentType(change.leaf["content_type"])
-            self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[location], content, change))
+            key = (change.leaf["location"], content)
+            if key not in self._manifests:
+                self._manifests[key] = len(self._manifests)
+                rows.append(change.row)
+            self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[key], content, change))
         # Copies: slices of the root would keep all of it in memory.
         leaves = root.table.take(pa.array(rows, pa.int64()))
         self._leaves += [leaves.slice(place, 1) for place in range(len(leaves))]

@@ -54,7 +54,6 @@ from sparkmeta.manifests.deletion_vectors import (
 )
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
 from sparkmeta.manifests.reader import root_location
-from sparkmeta.manifests.v4.layout import stats_of_fields
 from sparkmeta.manifests.v4.root import (
     FILES,
     LEAVES,
@@ -464,19 +463,21 @@ def _found(state: TableState) -> Relation:
     location = root_location(state.metadata, state.snapshot)
     if location is None:
         return check_list(state)
-    stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
+    snapshot = state.snapshot
+    stamp = (snapshot.snapshot_id, snapshot.sequence_number or 0, snapshot.first_row_id)
     root = read_unchecked_root(
         state.files.read(location),
-        state.types.stats_types,
+        state.types.tree_types,
         location,
         stamp,
         state.types.locations,
-        stats_of_fields(state.types.tuple_sources),
         as_written=True,
     )
+    # The layout of the Iceberg project tells the size of a deletion vector, not of its file.
+    columns = None if root.is_iceberg else state.types.primitive_fields
     broken_fields = [
         violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
-        for broken in entry_problems(root.table, state.specs, state.types.primitive_fields)
+        for broken in entry_problems(root.table, state.specs, columns, exact_counts=not root.is_iceberg)
     ]
     if broken_fields:
         return pa.Table.from_pylist(broken_fields, schema=VIOLATIONS)
@@ -652,7 +653,7 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 
 
 def _miscounted_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
-    if not len(tree.manifests):
+    if not len(tree.manifests) or tree.root.is_iceberg:
         return
     status = sql.col("version_info.status")
     counts = {name: sql.when(status == int(value), 1).otherwise(0) for value, name in COUNTED.items()}

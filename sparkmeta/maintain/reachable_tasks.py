@@ -18,11 +18,11 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.relation import collected, frame_of, grouped, where
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
 from sparkmeta.expr import sql
-from sparkmeta.expr.arrays import kept_rows
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
-from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
-from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked_entries
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
+from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
 from sparkmeta.progress import progress
 from sparkmeta.session import in_tasks, map_arrow, map_on_driver, read_tasks
@@ -231,9 +231,8 @@ class ListReader:
             yield listed(LIST, file, retained=retained)
             yield listed_manifests(decode_manifest_list(data, location, self.locations), retained=retained)
             return
-        stamp = (row["snapshot_id"], row["sequence_number"] or 0)
-        fields = stats_of_fields(self.trees.sources)
-        root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, self.locations, fields)
+        stamp = (row["snapshot_id"], row["sequence_number"] or 0, None)
+        root = read_root(data, self.trees, location, stamp, self.locations)
         inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
         yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
         yield listed(MANIFEST, _leaves(root), retained=retained)
@@ -345,7 +344,7 @@ class ContentReader:
             yield from batches
             return
         table = pa.Table.from_batches(batches, self._projection.schema)
-        yield from kept_rows(table, unmasked(len(table), dv)).to_batches()
+        yield from unmasked_entries(table, dv, some=row["file_format"] == VECTORS).to_batches()
 
     @cached_property
     def _projection(self) -> EntryProjection:

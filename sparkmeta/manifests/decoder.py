@@ -29,12 +29,13 @@ from sparkmeta.entries.records import (
     promoted_values,
 )
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.expr.arrays import field_id, kept_rows
+from sparkmeta.expr.arrays import field_id
 from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.manifests.cache_leaves import decode_leaf
-from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
+from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked_entries
 from sparkmeta.manifests.entry_memory import SMALL_MANIFEST_BYTES
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import is_tree_manifest
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import (
@@ -369,7 +370,7 @@ class EntryDecoder:
         remembered = self._remembered(part, projection)
         if remembered is None:
             yield from self._decoded(part, self._read(part), projection)
-        elif part["file_format"] == "PARQUET" and self.trees is not None:
+        elif part["file_format"] in ("PARQUET", VECTORS) and self.trees is not None:
             # Leaves of trees are read without a filter, since their deletion vectors count all entries.
             yield from remembered.to_batches()
         else:
@@ -455,7 +456,7 @@ class EntryDecoder:
                     yield from self.entries(part, projection) if remembered is None else remembered.to_batches()
                 else:
                     table = self.table(part, projection)
-                    yield from kept_rows(table, unmasked(len(table), mask)).to_batches()
+                    yield from unmasked_entries(table, mask, some=part["file_format"] == VECTORS).to_batches()
 
 
 class _Content(NamedTuple):
@@ -485,12 +486,13 @@ def decode(
     data: Data, part: Mapping[str, Any], projection: EntryProjection, trees: TreeTypes | None, locations: Locations
 ) -> Iterator[pa.RecordBatch]:
     """Decode the entries of a part of a manifest, a row of `PART_SCHEMA`, from the manifest's bytes."""
-    if part["file_format"] != "PARQUET":
+    vectors = part["file_format"] == VECTORS
+    if part["file_format"] != "PARQUET" and not vectors:
         entries = decode_manifest(data, part_of(part), projection)
         return with_locations(entries, locations.before_version_4, part["location"])
     assert not isinstance(data, Windows)
     if trees is not None and is_tree_manifest(data, part["location"]):
-        entries = decode_tree_manifest(data, part_of(part), projection, trees)
+        entries = decode_tree_manifest(data, part_of(part), projection, trees, vectors=vectors)
     else:
         entries = decode_parquet_manifest(data, part_of(part), projection)
     return with_locations(entries, locations, part["location"])

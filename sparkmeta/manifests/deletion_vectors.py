@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.expr.arrays import indices_where, kept_rows
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_inline_vector
@@ -66,7 +67,9 @@ _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 def manifest_dvs(root: Root) -> pa.Table:
     """Return the live manifest DVs of a root as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
     entries, leaves = root.manifest_dvs, root.leaves
-    leaf_rows = pc.index_in(entries.column("referenced_file"), leaves.column("location").combine_chunks())
+    # Two leaves may have the location: the leaf, and the one of deletion vectors in its entries.
+    masks = pc.index_in(leaves.column("location"), entries.column("referenced_file").combine_chunks())
+    leaf_rows, entries = indices_where(masks.is_valid()), entries.take(masks.drop_null())
     blobs = entries.column("deletion_vector")
     columns = {
         MANIFEST: leaves.column("ordinal").take(leaf_rows),
@@ -297,6 +300,20 @@ def unmasked(entries: int, dv: Mapping[str, Any]) -> pa.Array:
         last = int(np.flatnonzero(masked)[-1])
         raise CorruptFileError(dv["referenced_file"], ORDINAL, last, f"masked, of {entries} entries")
     return pa.array(~masked[:entries])
+
+
+def unmasked_entries(entries: pa.Table, dv: Mapping[str, Any], *, some: bool = False) -> pa.Table:
+    """Return the entries of a leaf that its deletion vector does not mask; see `unmasked`.
+
+    Args:
+        entries: entries with their `ordinal`, in its order.
+        dv: the deletion vector, `inlined`.
+        some: whether the leaf may have further entries.
+    """
+    ordinals = entries.column(ORDINAL).to_numpy()
+    count = int(ordinals[-1]) + 1 if len(ordinals) else 0
+    flags = unmasked(max(count, dv["leaf_entries"]) if some else count, dv)
+    return kept_rows(entries, flags.take(pa.array(ordinals)))
 
 
 def mask_flags(dv: Mapping[str, Any], reader: RangeReader) -> np.ndarray[Any, Any]:

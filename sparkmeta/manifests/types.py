@@ -313,11 +313,22 @@ class TableTypes:
             spec_id: tuple(
                 (unique.field_id, source)
                 for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
-                if self.partition_fields[unique.field_id] != ANY
-                and (source := stats_field_id(self._expressions, spec, field)) is not None
+                if self.partition_fields[unique.field_id] != ANY and (source := self._source(spec, field)) is not None
             )
             for spec_id, spec in self.metadata.specs().items()
         }
+
+    def _source(self, spec: PartitionSpec, field: PartitionField) -> int | None:
+        """Return the id of the stats that hold a partition field's value; None for a void field.
+
+        Metadata of trees in the Iceberg project's layout has no expressions: in memory, the values are stats with the
+        negative id of the field.
+        """
+        is_ours = isinstance(self.metadata, TableMetadataV4) and self.metadata.layout_revision is not None
+        keyed = bool(self._expressions) or isinstance(field.transform, IdentityTransform | VoidTransform)
+        if is_ours or keyed:
+            return stats_field_id(self._expressions, spec, field)
+        return -field.field_id
 
     def has_tuples_of(self, earlier: TableTypes) -> bool:
         """Return whether trees hold the partitions of an earlier state's specs as stats with the same ids.

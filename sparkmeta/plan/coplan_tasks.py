@@ -16,7 +16,8 @@ from sparkmeta.entries.records import PART_SCHEMA, matching_rows
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import kept_rows, whole
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
-from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked_entries
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.plan.deletes.rules import (
     DATA_WITHOUT_SEQUENCE,
     DELETE_WITHOUT_SEQUENCE,
@@ -204,10 +205,9 @@ def _is_leaf(manifest: Mapping[str, Any]) -> bool:
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
     """Drop DELETED and masked entries. `entries` must be all entries of the leaf."""
-    live = is_live(entries)
-    if leaf.get("mask") is not None:
-        live = pc.and_(live, unmasked(len(entries), leaf["mask"]))
-    return kept_rows(entries, live)
+    mask = leaf.get("mask")
+    unmasked = entries if mask is None else unmasked_entries(entries, mask, some=leaf["file_format"] == VECTORS)
+    return kept_rows(unmasked, is_live(unmasked))
 
 
 # -- Contradictions ---------------------------------------------------------------------------------------------------

@@ -138,7 +138,6 @@ class TableState:
     def tree(self) -> Tree | None:
         """The snapshot's metadata tree; None if it has a manifest list, or the table is empty."""
         from sparkmeta.manifests.reader import root_location
-        from sparkmeta.manifests.v4.layout import stats_of_fields
         from sparkmeta.manifests.v4.root import read_root
         from sparkmeta.manifests.v4.tree_manifests import Tree
 
@@ -147,10 +146,10 @@ class TableState:
         location = root_location(self.metadata, self.snapshot)
         if location is None or self.snapshot is None:
             return None
-        stamp, sources = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0), self.types.tuple_sources
-        data, fields = self.files.read(location), stats_of_fields(sources)
-        locations = self.types.locations
-        return Tree(read_root(data, self.types.stats_types, self.specs, location, stamp, locations, fields), sources)
+        snapshot = self.snapshot
+        stamp = (snapshot.snapshot_id, snapshot.sequence_number or 0, snapshot.first_row_id)
+        root = read_root(self.files.read(location), self.types.tree_types, location, stamp, self.types.locations)
+        return Tree(root, self.types.tuple_sources)
 
     @cached_property
     def has_trees(self) -> bool:

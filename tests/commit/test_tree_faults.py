@@ -215,7 +215,7 @@ class TableState:
             stamp = (snapshot.snapshot_id, snapshot.sequence_number)
             data = disk.read(snapshot.root_manifest)
             types = table.state.types
-            root = read_root(data, types.stats_types, types.specs, snapshot.root_manifest, stamp, types.locations)
+            root = read_root(data, types.tree_types, snapshot.root_manifest, stamp, types.locations)
             reached |= {snapshot.root_manifest, *named_by(root)}
             live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
         assert all(disk.exists(path) for path in reached)

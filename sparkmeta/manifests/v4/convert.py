@@ -15,7 +15,8 @@ from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION,
 from sparkmeta.entries.records import column_metric, derived_stats, true_where
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.expr.arrays import narrowed, whole
-from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, tree_stats_type
+from sparkmeta.manifests.v4.fields import tree_stats_type
+from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
 from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import ContentType, Status
 

@@ -29,9 +29,8 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.deletion_vectors import mask_flags
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS, entries_only
 from sparkmeta.manifests.v4.layout import (
-    CONTENT_KEY,
-    ROOT,
     OpenManifest,
     TreeTypes,
     TupleSources,
@@ -55,33 +54,64 @@ _BATCH_ROWS = 8_192
 
 
 def decode_tree_manifest(
-    data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
+    data: bytes | memoryview,
+    part: ManifestPart,
+    projection: EntryProjection,
+    types: TreeTypes,
+    *,
+    vectors: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a leaf, or the files of a root, as batches of `projection.schema` with inheritance applied.
+
+    Args:
+        data: the content of the file.
+        part: the manifest.
+        projection: the columns to return.
+        types: the types of the table's V4 manifests.
+        vectors: whether to return the deletion vectors in the entries.
 
     Raises:
         CorruptFileError: not a V4 manifest, or an entry lacks stats that hold its partition values.
     """
     if not has_metrics_maps(projection):
-        yield from tree_entries(data, part, projection, types).to_batches()
+        yield from tree_entries(data, part, projection, types, vectors=vectors).to_batches()
         return
     columns = {field_id: types.stats[field_id] for field_id in types.columns}
-    entries = tree_entries(data, part, stats_for_maps(projection, columns), types)
+    entries = tree_entries(data, part, stats_for_maps(projection, columns), types, vectors=vectors)
     yield from with_metrics_maps(projection, types.columns, entries.to_batches(max_chunksize=_BATCH_ROWS))
 
 
 def tree_entries(
-    data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
+    data: bytes | memoryview,
+    part: ManifestPart,
+    projection: EntryProjection,
+    types: TreeTypes,
+    *,
+    vectors: bool = False,
 ) -> pa.Table:
     """Decode a tree manifest into one chunk, for a projection without metrics maps; see `decode_tree_manifest`."""
     stats, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
     sources = stats_of_fields(types.sources)
-    table, properties = read_manifest(data, stats, part.location, columns, sources, as_written=projection.as_written)
-    ordinals = pa.array(np.arange(len(table)), pa.int64())
-    if properties.get(CONTENT_KEY) == ROOT:
+    with open_manifest(pa.BufferReader(data), part.location, vectors=vectors) as manifest:
+        table = manifest.rows(None, stats, columns, sources, as_written=projection.as_written)
+    table, ordinals = entries_only(table, pa.array(np.arange(len(table)), pa.int64()))
+    if manifest.may_be_root:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
+    if vectors:
+        table = _numbered(table, part)
     return entries_of_rows(table, ordinals, part, projection, types)
+
+
+def _numbered(vectors: pa.Table, part: ManifestPart) -> pa.Table:
+    """Return deletion vectors with the sequence number of their leaf, which has no other for them."""
+    info = whole(vectors.column("version_info"))
+    number = pa.scalar(part.context.sequence_number, pa.int64())
+    status, snapshots, *numbers = info.flatten()
+    children = [status, snapshots, *(pc.fill_null(values, number) for values in numbers)]
+    numbered = pa.StructArray.from_arrays(children, fields=list(info.type))
+    index = vectors.column_names.index("version_info")
+    return vectors.set_column(index, vectors.schema.field(index), numbered)
 
 
 def entries_of_rows(
@@ -231,7 +261,9 @@ class LeafSearch:
 
     def _in_leaf(self, unit: Mapping[str, Any]) -> pa.Table:
         source = RangedFile(self.files, unit["location"], unit["file_size_in_bytes"])
-        with open_manifest(pa.PythonFile(source, "r"), unit["location"], coalesce=True) as manifest:
+        vectors = unit["file_format"] == VECTORS
+        file = pa.PythonFile(source, "r")
+        with open_manifest(file, unit["location"], coalesce=True, vectors=vectors) as manifest:
             groups = [group for group in range(manifest.row_groups) if self._may_hold(manifest, group)]
             rows, ordinals = self._matching(manifest, groups)
         mask = self.masks.get(unit["manifest"])
@@ -241,6 +273,8 @@ class LeafSearch:
         rows = table_with_locations(rows, self.locations, unit["location"])
         is_named = pc.is_in(rows.column(self.column), pa.array(self.values, pa.string()))
         rows, ordinals = rows.filter(is_named), ordinals[is_named.to_numpy()]
+        if vectors:
+            rows = _numbered(rows, part_of(unit))
         return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.types)
 
     @cached_property
@@ -271,8 +305,10 @@ class LeafSearch:
         columns = {*self.projection.columns, *TreeTypes.ALWAYS_READ}
         tables, ordinals = [manifest.rows([], stats, columns, fields)], [np.empty(0, np.int64)]
         for group, indices in matches.items():
-            tables.append(manifest.rows([group], stats, columns, fields).take(pa.array(indices)))
-            ordinals.append(manifest.first_row(group) + indices)
+            rows = manifest.rows([group], stats, columns, fields).take(pa.array(indices))
+            entries, numbers = entries_only(rows, pa.array(manifest.first_row(group) + indices))
+            tables.append(entries)
+            ordinals.append(numbers.to_numpy())
         return pa.concat_tables(tables), np.concatenate(ordinals)
 
 

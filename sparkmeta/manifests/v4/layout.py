@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -15,20 +14,33 @@ import pyarrow.parquet as pq
 
 from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection, SpecTuples
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import field_id, whole, with_field_id
-from sparkmeta.expr.bounds import bound_arrow_type, inverted, promoted_days
+from sparkmeta.expr.bounds import inverted
 from sparkmeta.manifests.parquet_file import parquet_bytes
+from sparkmeta.manifests.v4.fields import (
+    STRUCTS,
+    StatsTypes,
+    nullable_type,
+    read_field,
+    read_stats,
+    stats_indices,
+    tree_stats_type,
+    values_in_sources,
+)
+from sparkmeta.manifests.v4.iceberg_layout import (
+    has_iceberg_layout,
+    iceberg_paths,
+    iceberg_root,
+    iceberg_rows,
+    refuse_unfinished,
+)
 from sparkmeta.spec.entry import (
     BOUNDS,
     CONTENT_ENTRY,
     CONTENT_STATS_ID,
-    DELETION_VECTOR,
-    MANIFEST_STATS,
     ROW_ID_OFFSET,
-    VERSION_INFO,
     FieldSpec,
-    full_stats_struct,
     stats_children,
     stats_struct_id,
 )
@@ -87,10 +99,6 @@ DELETE = "delete"
 FORMAT_VERSION_KEY = "format-version"
 CONTENT_KEY = "content"
 
-# Id of a column or expression with stats -> its Iceberg type name.
-StatsTypes = Mapping[int, str]
-
-_STRUCTS = {"version_info": VERSION_INFO, "deletion_vector": DELETION_VECTOR, "manifest_stats": MANIFEST_STATS}
 _ELEMENT_IDS = {"split_offsets": 133, "equality_ids": 136}
 _NEVER_IN = {
     ROOT: frozenset[str](),
@@ -101,23 +109,8 @@ _NEVER_IN = {
 
 def tree_schema(stats: StatsTypes) -> pa.Schema:
     """Return the row type of V4 entries in memory: the content entry, and `content_stats` with the given ids."""
-    fields = [pa.field(field.name, _nullable(field.type)) for field in CONTENT_ENTRY]
+    fields = [pa.field(field.name, nullable_type(field.type)) for field in CONTENT_ENTRY]
     return pa.schema([*fields, pa.field(CONTENT_STATS, tree_stats_type(stats))])
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return a type without required fields, as Spark returns rows."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(child.name, _nullable(child.type)) for child in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _nullable(kind.value_type)))
-    return kind
-
-
-def tree_stats_type(stats: StatsTypes) -> pa.StructType:
-    """Return the type of `content_stats` in memory: structs with all children, in order of their ids."""
-    structs = {field_id: full_stats_struct(bound_arrow_type(stats[field_id])) for field_id in sorted(stats)}
-    return pa.struct([pa.field(str(field_id), kind) for field_id, kind in structs.items()])
 
 
 def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] | None = None) -> bytes:
@@ -164,7 +157,7 @@ def read_manifest(
     *,
     as_written: bool = False,
 ) -> tuple[pa.Table, dict[str, str]]:
-    """Return a V4 manifest as rows of `tree_schema`, and its key-value metadata.
+    """Return a V4 manifest of either layout as rows of `tree_schema`, and its key-value metadata.
 
     Columns are resolved by field id. Missing fields are null, unknown ones are ignored. Stats without field ids are
     resolved by name, including the names in the proposal's examples (semantics 17.1).
@@ -186,45 +179,36 @@ def read_manifest(
 
 
 @contextmanager
-def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iterator[OpenManifest]:
+def open_manifest(
+    source: Any, location: str, *, coalesce: bool = False, vectors: bool = False
+) -> Iterator[OpenManifest]:
     """Open a V4 manifest to read parts of it.
 
     Args:
         source: a file that pyarrow accepts.
         location: the file's location, for errors.
         coalesce: whether to read neighbouring columns with one request; for sources that are not in memory.
+        vectors: whether to read the deletion vectors in entries; see `OpenManifest`.
 
     Raises:
         CorruptFileError: not a Parquet file, or not a V4 manifest.
-        UnsupportedError: a manifest in another layout of V4 trees.
+        UnsupportedError: a manifest in a layout that can't be read.
     """
     with _parquet_errors(location):
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)
     with file:
-        _refuse_other_layouts(file.schema_arrow, location)
+        is_iceberg = has_iceberg_layout(file.schema_arrow)
+        if is_iceberg:
+            refuse_unfinished(file.schema_arrow, location)
         metadata = file.metadata.metadata or {}
         texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
         version = texts.get(FORMAT_VERSION_KEY)
-        if version != "4":
+        if version != "4" and not is_iceberg:
             raise CorruptFileError(
                 location, "format-version", version, "the file is not a manifest of format version 4"
             )
-        yield OpenManifest(file, location, texts)
+        yield OpenManifest(file, location, texts, is_iceberg, vectors)
 
-
-def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
-    """Refuse the layout of the Iceberg project's own trees, whose field ids have other meanings."""
-    children = [child for field in schema if pa.types.is_struct(field.type) for child in field.type]
-    for name, other_id in _OTHER_LAYOUTS.items():
-        if any(field.name == name or (other_id and field_id(field) == other_id) for field in (*schema, *children)):
-            raise UnsupportedError(
-                f"{location}: the manifest has the field {name}: trees in this layout, which the Iceberg project has "
-                "not finished, can't be read; read the table with the library that wrote it"
-            )
-
-
-# Fields of the other layout, with their ids unless these mean something else in this layout, as 147 (tracking) does.
-_OTHER_LAYOUTS = {"tracking": None, "column_files": 160}
 
 _parquet_errors = partial(translated_read_errors, field="file", problem="not a Parquet file")
 
@@ -235,11 +219,20 @@ class OpenManifest:
 
     Attributes:
         properties: the file's key-value metadata.
+        is_iceberg: whether the file has the layout of the Iceberg project.
+        vectors: whether the rows are the deletion vectors in entries of this layout, instead of the entries.
     """
 
     file: pq.ParquetFile
     location: str
     properties: dict[str, str]
+    is_iceberg: bool = False
+    vectors: bool = False
+
+    @property
+    def may_be_root(self) -> bool:
+        """Whether the file may be a root. Roots and leaves of the Iceberg project's layout look alike."""
+        return self.is_iceberg or self.properties.get(CONTENT_KEY) == ROOT
 
     @property
     def row_groups(self) -> int:
@@ -252,7 +245,7 @@ class OpenManifest:
 
     def bounds(self, group: int, column: str) -> tuple[str, str] | None:
         """Return the bounds of a text field in a row group; None if they are unknown."""
-        (name,) = _paths(self.file.schema_arrow, {column}, {}, {}) or (None,)
+        name = self._text_path(column)
         chunks = self.file.metadata.row_group(group)
         for index in range(chunks.num_columns if name is not None else 0):
             chunk = chunks.column(index)
@@ -260,6 +253,14 @@ class OpenManifest:
                 has_bounds = chunk.is_stats_set and chunk.statistics.has_min_max
                 return (chunk.statistics.min, chunk.statistics.max) if has_bounds else None
         return None
+
+    def _text_path(self, column: str) -> str | None:
+        """Return the path of a text field; None if the file lacks it."""
+        number = next(spec.id for spec in CONTENT_ENTRY if spec.name == column)
+        if self.vectors:
+            # A deletion vector's `referenced_file` is the location of the entry, and its own location is in a struct.
+            number = {"referenced_file": _LOCATION_ID}.get(column, -1)
+        return next((field.name for field in self.file.schema_arrow if field_id(field) == number), None)
 
     def rows(
         self,
@@ -271,15 +272,42 @@ class OpenManifest:
         as_written: bool = False,
     ) -> pa.Table:
         """Return the entries of row groups, by default all, as `read_manifest` does."""
+        table = self._columns(groups, stats, columns, fields or {})
+        if self.is_iceberg:
+            schema = tree_schema(stats)
+            rows = iceberg_rows(table, schema, stats, self.location, fields or {}, vectors=self.vectors)
+        else:
+            rows = _canonical(table, stats, self.location, fields or {})
+        return rows if as_written else _with_ordered_bounds(rows, stats, frozenset((fields or {}).values()))
+
+    def root_rows(self, types: TreeTypes, *, as_written: bool = False) -> pa.Table:
+        """Return the entries of a root. Deletion vectors in entries are rows of their own (`iceberg_root`)."""
+        stats, fields = types.stats, stats_of_fields(types.sources)
+        if not self.is_iceberg:
+            return self.rows(None, stats, None, fields, as_written=as_written)
+        table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
+        return iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
+
+    def _columns(
+        self,
+        groups: Sequence[int] | None,
+        stats: StatsTypes,
+        columns: Collection[str] | None,
+        fields: Mapping[int, int],
+    ) -> pa.Table:
+        """Return columns of the file as they are written."""
+        paths = iceberg_paths if self.is_iceberg else _paths
         with _parquet_errors(self.location):
-            names = None if columns is None else _paths(self.file.schema_arrow, columns, stats, fields or {})
+            names = None if columns is None else paths(self.file.schema_arrow, columns, stats, fields)
             if groups is None:
                 table = self.file.read(names, use_threads=False)
             else:
                 table = self.file.read_row_groups(list(groups), names, use_threads=False)
             table.validate(full=True)
-        rows = _canonical(table, stats, self.location, fields or {})
-        return rows if as_written else _with_ordered_bounds(rows, stats, frozenset((fields or {}).values()))
+        return table
+
+
+_LOCATION_ID = 100
 
 
 def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]) -> list[str]:
@@ -288,49 +316,23 @@ def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, field
     paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
         if field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
-            structs = _stats_indices(field.type, stats)
+            structs = stats_indices(field.type, stats)
             paths += [f"{field.name}.{field.type[index].name}" for index in structs.values()]
             lacking = {
                 field: stats_id for field, stats_id in fields.items() if stats_id in stats and stats_id not in structs
             }
-            nested = _values_in_sources(field.type, lacking)
+            nested = values_in_sources(field.type, lacking)
             paths += [
                 f"{field.name}.{path}" for paths_of_bounds in nested.values() for path in paths_of_bounds.values()
             ]
     return paths
 
 
-def _stats_indices(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
-    """Return the index in `content_stats` of stats by their id, resolved by field id or else by name."""
-    by_id = {field_id(child): index for index, child in enumerate(kind)}
-    by_name = {child.name: index for index, child in enumerate(kind)}
-    indices = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
-    return {stats_id: index for stats_id, index in indices.items() if index is not None}
-
-
-def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
-    """Return the paths of partition values in the stats of source columns, by the id of the fields' stats.
-
-    A path has the key "" for a file's value, or else the name of a bound. See `read_manifest` for `fields`.
-    """
-    paths: dict[int, dict[str, str]] = {}
-    for struct in kind:
-        for child in struct.type if pa.types.is_struct(struct.type) else ():
-            match = _VALUE_IN_SOURCE.fullmatch(child.name)
-            if match and int(match[1]) in fields:
-                paths.setdefault(fields[int(match[1])], {})[match[2] or ""] = f"{struct.name}.{child.name}"
-    return paths
-
-
-_VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bound))?")
-
-
 def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
-    """Return whether a Parquet manifest has the V4 layout, and not the entry layout of versions 1 to 3."""
+    """Return whether a Parquet manifest has a layout of V4, and not the entry layout of versions 1 to 3."""
     with _parquet_errors(location):
         schema = pq.read_schema(pa.BufferReader(data))
-    _refuse_other_layouts(schema, location)
-    return "version_info" in schema.names
+    return "version_info" in schema.names or has_iceberg_layout(schema)
 
 
 def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mapping[int, int]) -> pa.Table:
@@ -338,9 +340,9 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mappin
     columns = []
     for spec in CONTENT_ENTRY:
         values = whole(table.column(present[spec.id])) if spec.id in present else None
-        columns.append(_read_field(values, spec, len(table), location))
+        columns.append(read_field(values, spec, len(table), location))
     raw = whole(table.column(present[CONTENT_STATS_ID])) if CONTENT_STATS_ID in present else None
-    columns.append(_read_stats(raw, stats, len(table), location, fields))
+    columns.append(read_stats(raw, stats, len(table), location, fields))
     return pa.Table.from_arrays(columns, schema=tree_schema(stats))
 
 
@@ -370,129 +372,10 @@ def _with_ordered_bounds(rows: pa.Table, stats: StatsTypes, sources: Collection[
     return rows.set_column(index, rows.schema.field(index), struct)
 
 
-def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:
-    kind = _nullable(spec.type)
-    if values is None:
-        return pa.nulls(rows, kind)
-    if spec.name in _STRUCTS:
-        return _read_struct(values, kind, _STRUCTS[spec.name], f"{spec.name}.", location)
-    return _cast(values, kind, spec.name, location)
-
-
-def _read_struct(
-    values: pa.Array,
-    kind: pa.StructType,
-    children: Iterable[FieldSpec],
-    prefix: str,
-    location: str,
-    *,
-    named: bool = False,
-    type_name: str = "",
-) -> pa.StructArray:
-    """Return a struct with its children resolved by id. Null structs stay null.
-
-    Args:
-        values: the struct in the file.
-        kind: the type to return.
-        children: the fields of the type.
-        prefix: the beginning of the children's names in errors.
-        location: the file, for errors.
-        named: whether to resolve children without an id by name.
-        type_name: the Iceberg type of the column, for its bounds.
-    """
-    if not pa.types.is_struct(values.type):
-        raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is not a struct")
-    indices = {field_id(field): index for index, field in enumerate(values.type)}
-    names = (
-        {_PROPOSED_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
-    )
-    flat = values.flatten()
-    arrays = [
-        pa.nulls(len(values), child.type)
-        if (index := indices.get(child.id, names.get(child.name))) is None
-        else _cast(flat[index], child.type, prefix + child.name, location, type_name if child.name in BOUNDS else "")
-        for child in children
-    ]
-    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
-
-
-# Names of stats in the proposal's examples (semantics 17.1).
-_PROPOSED_NAMES = {
-    "null_count": "null_value_count",
-    "nan_count": "nan_value_count",
-    "average_uncompressed_length": "avg_value_size_in_bytes",
-}
-
-
-def _read_stats(
-    values: pa.Array | None, stats: StatsTypes, rows: int, location: str, fields: Mapping[int, int]
-) -> pa.StructArray:
-    kind = tree_stats_type(stats)
-    if values is None:
-        return pa.nulls(rows, kind)
-    if not pa.types.is_struct(values.type):
-        raise CorruptFileError(location, CONTENT_STATS, values.type, "it is not a struct")
-    indices = _stats_indices(values.type, stats)
-    in_sources = _values_in_sources(
-        values.type, {field: source for field, source in fields.items() if source not in indices}
-    )
-    flat = values.flatten()
-    structs = []
-    for stats_id in sorted(stats):
-        struct_type = kind.field(str(stats_id)).type
-        index = indices.get(stats_id)
-        if index is None:
-            paths = in_sources.get(stats_id)
-            structs.append(
-                pa.nulls(rows, struct_type)
-                if paths is None
-                else _of_source(values, paths, struct_type, location, stats[stats_id])
-            )
-            continue
-        children = stats_children(stats_id, bound_arrow_type(stats[stats_id]))
-        prefix = f"{CONTENT_STATS}.{stats_id}."
-        kind_name = stats[stats_id]
-        structs.append(
-            _read_struct(flat[index], struct_type, children, prefix, location, named=True, type_name=kind_name)
-        )
-    if not structs:
-        return pa.array([{}] * rows, kind)
-    return pa.StructArray.from_arrays(structs, fields=list(kind), mask=values.is_null())
-
-
-def _of_source(
-    values: pa.StructArray, paths: Mapping[str, str], kind: pa.StructType, location: str, type_name: str
-) -> pa.StructArray:
-    """Return the stats of a partition field from values at paths of `_values_in_sources`."""
-    bound, nothing = kind.field("lower_bound").type, pa.nulls(len(values), kind.field("lower_bound").type)
-
-    def read(bound_name: str) -> pa.Array:
-        if bound_name not in paths:
-            return nothing
-        raw = pc.struct_field(values, paths[bound_name].split(".", 1))
-        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[bound_name]}", location, type_name)
-
-    value = read("")
-    bounds = {name: pc.coalesce(read(name), value) for name in BOUNDS}
-    children = [bounds.get(child.name, pa.nulls(len(values), child.type)) for child in kind]
-    sources = [pc.struct_field(values, [path.split(".", 1)[0]]) for path in paths.values()]
-    is_known = reduce(pc.or_, (source.is_valid() for source in sources))
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(is_known))
-
-
-def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str, type_name: str = "") -> pa.Array:
-    if values.type == kind:
-        return values
-    try:
-        return promoted_days(values, type_name).cast(kind)
-    except (pa.ArrowException, ValueError) as error:
-        raise CorruptFileError(location, name, values.type, f"not {kind}: {error}"[:200]) from error
-
-
 def _file_field(spec: FieldSpec) -> pa.Field:
     kind = spec.type
-    if spec.name in _STRUCTS:
-        kind = pa.struct([with_field_id(child.arrow, child.id) for child in _STRUCTS[spec.name]])
+    if spec.name in STRUCTS:
+        kind = pa.struct([with_field_id(child.arrow, child.id) for child in STRUCTS[spec.name]])
     elif spec.name in _ELEMENT_IDS:
         kind = pa.list_(with_field_id(kind.value_field, _ELEMENT_IDS[spec.name]))
     return with_field_id(pa.field(spec.name, kind, nullable=not spec.required), spec.id)

@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.live import FILE_COUNTS, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
+from sparkmeta.entries.records import RowIdCounter
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.expr.arrays import indices_where
-from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
+from sparkmeta.expr.arrays import indices_where, whole
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
+from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, TreeTypes, open_manifest, write_manifest
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.locations import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 
@@ -54,11 +56,13 @@ class Root:
     Attributes:
         table: its entries as rows of `tree_schema`, in the file's order. A leaf's row number is its small id.
         properties: its key-value metadata.
+        is_iceberg: whether it has the layout of the Iceberg project.
     """
 
     location: str
     table: pa.Table
     properties: Mapping[str, str] = field(default_factory=dict)
+    is_iceberg: bool = False
 
     def of(self, kinds: Iterable[ContentType], *, live: bool = True) -> pa.Table:
         """Return the entries of content types with their `ordinal`; with `live`, without DELETED ones."""
@@ -97,7 +101,8 @@ class Root:
 
 def repeated_leaves(leaves: pa.Table) -> list[str]:
     """Return the sorted locations that several entries of live leaves have."""
-    counts = leaves.column("location").value_counts() if len(leaves) else []
+    located = leaves.filter(pc.not_equal(leaves.column("file_format"), VECTORS))
+    counts = located.column("location").value_counts() if len(located) else []
     return sorted(count["values"].as_py() for count in counts if count["counts"].as_py() > 1)
 
 
@@ -126,29 +131,24 @@ def write_root(
 
 
 def read_root(
-    data: bytes,
-    stats: StatsTypes,
-    specs: Collection[int],
-    location: str,
-    snapshot: tuple[int, int],
-    locations: Locations,
-    fields: Mapping[int, int] | None = None,
+    data: bytes, types: TreeTypes, location: str, stamp: tuple[int, int, int | None], locations: Locations
 ) -> Root:
     """Read and check a root manifest, with inheritance applied.
 
     Args:
-        stats: the Iceberg types of columns and expressions that have stats.
-        specs: the ids of the table's partition specs.
-        snapshot: the id and sequence number of the root's snapshot.
+        data: the content of the file.
+        types: the types of the table's V4 manifests.
+        location: the file's location.
+        stamp: the id, sequence number and first row id of the root's snapshot.
         locations: resolves the locations in the root.
-        fields: see `read_manifest`.
 
     Raises:
         CorruptFileError: not a root, an entry breaks a rule of the field matrix (see docs/layout.md), or a leaf has two
             live entries.
     """
-    root = read_unchecked_root(data, stats, location, snapshot, locations, fields)
-    check_root(root.table, specs, location)
+    root = read_unchecked_root(data, types, location, stamp, locations)
+    for problem in entry_problems(root.table, types.spec_fields, exact_counts=not root.is_iceberg):
+        raise problem.error(location)
     for leaf in repeated_leaves(root.leaves):
         raise CorruptFileError(location, "location", leaf, TWO_LIVE_ENTRIES)
     return root
@@ -156,11 +156,10 @@ def read_root(
 
 def read_unchecked_root(
     data: bytes,
-    stats: StatsTypes,
+    types: TreeTypes,
     location: str,
-    snapshot: tuple[int, int],
+    stamp: tuple[int, int, int | None],
     locations: Locations,
-    fields: Mapping[int, int] | None = None,
     *,
     as_written: bool = False,
 ) -> Root:
@@ -169,11 +168,17 @@ def read_unchecked_root(
     Args:
         as_written: see `EntryProjection`.
     """
-    table, properties = read_manifest(data, stats, location, fields=fields, as_written=as_written)
-    content = properties.get(CONTENT_KEY)
-    if content != ROOT:
-        raise CorruptFileError(location, CONTENT_KEY, content, "the file is not a root manifest")
-    return Root(location, table_with_locations(_inherited(table, *snapshot), locations, location), properties)
+    with open_manifest(pa.BufferReader(data), location) as manifest:
+        if not manifest.may_be_root:
+            content = manifest.properties.get(CONTENT_KEY)
+            raise CorruptFileError(location, CONTENT_KEY, content, "the file is not a root manifest")
+        table = manifest.root_rows(types, as_written=as_written)
+    snapshot_id, sequence_number, first_row_id = stamp
+    table = _inherited(table, snapshot_id, sequence_number)
+    if manifest.is_iceberg and first_row_id is not None:
+        table = _with_row_ids(table, first_row_id)
+    rows = table_with_locations(table, locations, location)
+    return Root(location, rows, manifest.properties, manifest.is_iceberg)
 
 
 def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
@@ -188,6 +193,16 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
     ]
     struct = pa.StructArray.from_arrays(children, fields=list(info.type), mask=info.is_null())
     return table.set_column(table.column_names.index("version_info"), table.schema.field("version_info"), struct)
+
+
+def _with_row_ids(table: pa.Table, first_row_id: int) -> pa.Table:
+    """Return a root with the first row ids that data files inherit from the snapshot."""
+    inherits = pc.and_(one_of(table, [ContentType.DATA]), is_live(table))
+    counts = pc.if_else(inherits, table.column("record_count"), 0)
+    ids, status = table.column("first_row_id"), version(table, "status")
+    assigned = RowIdCounter(first_row_id).assign(*(whole(values) for values in (ids, status, counts)))
+    index = table.column_names.index("first_row_id")
+    return table.set_column(index, table.schema.field(index), pc.if_else(inherits, assigned, ids))
 
 
 # -- The field matrix -------------------------------------------------------------------------------------------------
@@ -224,7 +239,12 @@ class EntryProblem:
 
 
 def entry_problems(
-    table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None, *, vectors: bool = True
+    table: pa.Table,
+    specs: Collection[int],
+    columns: Collection[int] | None = None,
+    *,
+    vectors: bool = True,
+    exact_counts: bool = True,
 ) -> list[EntryProblem]:
     """Return the entries that break a rule of the field matrix (semantics 18.4), rule by rule.
 
@@ -234,6 +254,8 @@ def entry_problems(
         columns: ids of all columns that any schema of the table has had. If given, rules that only writers must follow
             are checked as well, such as existing columns and valid offsets.
         vectors: whether position deletes are deletion vectors, not the files of format version 2.
+        exact_counts: whether a leaf's counts of entries must add up. In the layout of the Iceberg project, files that
+            are added with a deletion vector may count twice.
     """
     check = _Checks(table)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
@@ -245,12 +267,12 @@ def entry_problems(
     check.known("partition_spec_id", tuple(specs))
     for kind, formats in (_FORMATS if vectors else _FORMATS | _POSITION_FILES).items():
         rows = one_of(table, [kind])
-        known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array(formats))
+        known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array([*formats, VECTORS.lower()]))
         hint = _FORMAT_HINTS[vectors] if kind == ContentType.POSITION_DELETES else ""
         problem = f"a {kind.name.lower()} entry has one of {', '.join(formats)}{hint}"
         check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)), problem)
     check.not_negative("record_count")
-    _check_leaves(check)
+    _check_leaves(check, exact_counts=exact_counts)
     _check_deletes(check, vectors=vectors)
     _check_manifest_dvs(check)
     if columns is not None:
@@ -258,7 +280,7 @@ def entry_problems(
     return check.problems
 
 
-def _check_leaves(check: _Checks) -> None:
+def _check_leaves(check: _Checks, *, exact_counts: bool) -> None:
     leaves = one_of(check.table, LEAVES)
     check.present(("location", "file_size_in_bytes", "manifest_stats"), leaves)
     check.absent(("manifest_stats",), pc.invert(leaves))
@@ -270,6 +292,8 @@ def _check_leaves(check: _Checks) -> None:
         values = pc.struct_field(check.table.column("manifest_stats"), name)
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, values.is_null()), "it is missing")
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, pc.less(values, 0)), "it is negative")
+    if not exact_counts:
+        return
     records = check.table.column("record_count")
     check.refuse("record_count", records, pc.and_(leaves, pc.not_equal(sums(check.table, FILE_COUNTS), records)),
                  "it must equal the number of its entries: added, existing and deleted")  # fmt: skip

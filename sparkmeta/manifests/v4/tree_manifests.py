@@ -21,7 +21,8 @@ from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import encode_bounds
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
-from sparkmeta.manifests.v4.layout import TreeTypes, TupleSources, stats_of_fields
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
+from sparkmeta.manifests.v4.layout import TreeTypes, TupleSources
 from sparkmeta.manifests.v4.root import Root, read_root, version
 from sparkmeta.spec.entry import MANIFEST_STATS, ContentType
 from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, Locations
@@ -96,7 +97,8 @@ class Tree:
         return pc.invert(pc.or_(is_v4, pc.equal(leaves.column("file_format"), IN_ROOT)))
 
     def _is_parquet(self, leaves: pa.Table, after: int, until: int) -> pa.Array:
-        parquet, sequence = pc.equal(leaves.column("file_format"), "PARQUET"), version(leaves, "sequence_number")
+        parquet = pc.is_in(leaves.column("file_format"), pa.array(["PARQUET", VECTORS]))
+        sequence = version(leaves, "sequence_number")
         between = pc.and_(pc.greater(sequence, after), pc.less_equal(sequence, until))
         return pc.fill_null(pc.and_(parquet, between), False)
 
@@ -209,8 +211,7 @@ def listed_root(
     Raises:
         CorruptFileError: not a root.
     """
-    fields = stats_of_fields(types.sources)
-    root = read_root(data, types.stats, types.spec_fields, location, snapshot, locations, fields)
+    root = read_root(data, types, location, (*snapshot, None), locations)
     table = tree_manifest_files(root, types.spec_fields, types.sources, with_root=True)
     return table.combine_chunks().to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
 

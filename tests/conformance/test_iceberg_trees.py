@@ -1,0 +1,302 @@
+"""Trees in the layout of the Iceberg project: tables that its prototype wrote, with its own plans and rows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sparkmeta as sm
+from tests.conftest import configured
+
+FOLDER = Path(__file__).parent / "iceberg_trees"
+# The tables name their files by absolute paths below this folder.
+TABLES = Path("/tmp/iceberg-v4-corpus")
+TABLE_NAMES = {
+    "proto": (
+        "branches", "deletes", "dv", "dv_born", "dv_merge", "dv_rewrite", "dv_shared_leaf", "empty", "eq_deletes",
+        "many_manifests", "metrics_modes", "parted", "replace_parts", "rewrite_manifests", "schema_evolved",
+        "spec_evolved", "transforms", "types", "unpart", "upgraded_v3",
+    ),
+    "synth": ("s_flat_root", "s_flat_root_relative", "s_manifest_dv_big"),
+}  # fmt: skip
+NAMES = [(group, name) for group, names in TABLE_NAMES.items() for name in names]
+EVERYWHERE = pytest.mark.parametrize(("group", "name"), NAMES, ids=[name for _, name in NAMES])
+IN_TASKS = {"spark.sparkmeta.driver-manifest-bytes": "0"}
+
+Answer = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables() -> None:
+    """Unpack the tables once, at the place that their metadata names."""
+    TABLES.parent.mkdir(exist_ok=True)
+    with (TABLES.parent / f"{TABLES.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not TABLES.exists():
+            with tarfile.open(FOLDER / "tables.tar.xz") as archive:
+                archive.extractall(TABLES.parent, filter="data")
+
+
+@cache
+def answers() -> dict[str, Answer]:
+    """The answers by their file names, such as `proto/dv.json`."""
+    with tarfile.open(FOLDER / "answers.tar.xz") as archive:
+        files = ((member.name, archive.extractfile(member)) for member in archive.getmembers() if member.isfile())
+        return {name: json.load(file) for name, file in files if file is not None}
+
+
+def load(group: str, name: str, **options: Any) -> tuple[sm.Table, list[Answer]]:
+    """Return a table, and the answers for its snapshots."""
+    answer = answers()[f"{group}/{name}.json"]
+    return sm.load_table(answer["metadata_file"], **options), answer["snapshots"]
+
+
+def tracked(group: str, name: str) -> dict[tuple[int, str], dict[str, Answer]]:
+    """Return (snapshot id, location of a manifest) -> location of a file -> its live entry as Iceberg 1.12 reads it."""
+    snapshots = answers()[f"{group}/{name}.tracked.json"]["snapshots"]
+    return {
+        (snapshot["snapshot_id"], location): {
+            entry["location"]: entry for entry in entries if entry["status"] in ("ADDED", "EXISTING", "MODIFIED")
+        }
+        for snapshot in snapshots
+        for location, entries in [("root", snapshot["root"]), *snapshot["leaves"].items()]
+    }
+
+
+def planned(rows: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return what the answers tell of planned files."""
+    return sorted(
+        (
+            row["file_path"],
+            row["record_count"],
+            row["file_size_in_bytes"],
+            row["spec_id"],
+            row["data_sequence_number"],
+            sorted(
+                (delete["content"], delete["file_path"], delete["content_offset"], delete["content_size_in_bytes"],
+                 delete["record_count"], delete["equality_ids"])
+                for delete in row["deletes"]
+            ),
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def answered(files: Sequence[Answer]) -> list[Any]:
+    """Return the planned files of an answer as `planned` does."""
+    contents = {"POSITION_DELETES": 1, "EQUALITY_DELETES": 2}
+    return sorted(
+        (
+            file["path"],
+            file["record_count"],
+            file["file_size"],
+            file["spec_id"],
+            file["data_sequence_number"],
+            sorted(
+                (contents[delete["content"]], delete["path"], delete["content_offset"], delete["content_size"],
+                 delete["record_count"], delete["equality_ids"])
+                for delete in file["deletes"]
+            ),
+        )
+        for file in files
+    )  # fmt: skip
+
+
+def shown(rows: Sequence[dict[str, Any]], table: sm.Table) -> list[Any]:
+    """Return rows as the answers write them. Nanoseconds are numbers in Arrow."""
+    kinds = {field.name: str(field.field_type) for schema in table.schemas().values() for field in schema.fields}
+    return [{name: typed(value, kinds[name]) for name, value in row.items()} for row in rows]
+
+
+def typed(value: Any, kind: str) -> Any:
+    """Return a value of a column as the answers write it."""
+    if value is None or not (kind == "time" or kind.endswith("_ns")):
+        return text(value)
+    if kind == "time":
+        return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=value)).time().isoformat()
+    seconds, rest = divmod(value, 1_000_000_000)
+    fraction = f".{rest:09d}" if rest else ""
+    zone = "Z" if kind.startswith("timestamptz") else ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}{zone}"
+
+
+def text(value: Any) -> Any:
+    """Return a value as the answers write it."""
+    match value:
+        case float() if math.isnan(value):
+            return "NaN"
+        case datetime():
+            # Java leaves out seconds that are zero.
+            return re.sub(r"(T\d\d:\d\d):00(?=Z?$)", r"\1", value.isoformat().replace("+00:00", "Z"))
+        case date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case bytes():
+            return f"0x{value.hex()}"
+        case dict():
+            return {key: text(child) for key, child in value.items()}
+        case list() | tuple():
+            return [text(child) for child in value]
+    return value
+
+
+def sorted_rows(rows: Sequence[Any]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+Plan = Callable[[sm.Scan], list[dict[str, Any]]]
+
+
+@pytest.fixture(params=["driver", "spark", "tasks"])
+def plan(request: pytest.FixtureRequest) -> Iterator[Plan]:
+    """Plan on the driver without Spark, in Spark, or in tasks."""
+    if request.param == "driver":
+        yield lambda scan: scan.arrow.plan_files().to_pylist()
+        return
+    spark = request.getfixturevalue("spark")
+
+    def run(scan: sm.Scan) -> list[dict[str, Any]]:
+        return [row.asDict(recursive=True) for row in scan.plan_files().collect()]
+
+    with configured(spark, IN_TASKS if request.param == "tasks" else {}):
+        yield run
+
+
+@EVERYWHERE
+def test_plans(plan: Plan, group: str, name: str) -> None:
+    table, snapshots = load(group, name)
+    assert snapshots or name == "empty"
+    for snapshot in snapshots:
+        rows = plan(table.scan(snapshot_id=snapshot["snapshot_id"]))
+        if group == "proto":
+            assert planned(rows) == answered(snapshot["files"]), snapshot["step"]
+        else:
+            assert sorted(row["file_path"] for row in rows) == sorted(snapshot["files"])
+            for row in rows:
+                expected = snapshot["files"][row["file_path"]]
+                vectors = [
+                    f"{delete['file_path']}@{delete['content_offset']}+{delete['content_size_in_bytes']}"
+                    f" n={delete['record_count']}"
+                    for delete in row["deletes"]
+                ]
+                assert row["data_sequence_number"] == expected["data_sequence_number"]
+                assert row["first_row_id"] == expected["first_row_id"]
+                assert vectors == ([expected["dv"]] if "dv" in expected else [])
+        entries = tracked(group, name)
+        for row in rows:
+            of_root = entries.get((snapshot["snapshot_id"], "root"), {}).get(row["file_path"])
+            entry = of_root or entries.get((snapshot["snapshot_id"], row["manifest_path"]), {}).get(row["file_path"])
+            if entry is not None:
+                assert row["first_row_id"] == entry["first_row_id"], snapshot
+                assert of_root or row["manifest_pos"] == entry["pos"]
+
+
+@EVERYWHERE
+def test_rows(group: str, name: str) -> None:
+    table, snapshots = load(group, name)
+    for snapshot in snapshots:
+        rows = table.scan(snapshot_id=snapshot["snapshot_id"]).to_arrow().to_pylist()
+        assert sorted_rows(shown(rows, table)) == sorted_rows(snapshot["rows"])
+
+
+@EVERYWHERE
+def test_rows_in_spark(spark: SparkSession, group: str, name: str) -> None:
+    table, snapshots = load(group, name, spark=spark)
+    with configured(spark, {"spark.sql.session.timeZone": "UTC"}):
+        for snapshot in snapshots[-1:]:
+            rows = table.scan(snapshot_id=snapshot["snapshot_id"]).to_df().toArrow().to_pylist()
+            assert sorted_rows(shown(rows, table)) == sorted_rows(snapshot["rows"])
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE_NAMES["proto"] if name not in ("empty", "eq_deletes")])
+def test_changes(spark: SparkSession, name: str) -> None:
+    """Changes of the whole history are the answers' changes of each snapshot."""
+    table, snapshots = load("proto", name, spark=spark)
+    columns = ["content", "file_path", "record_count", "content_offset"]
+    ids = {"DATA": 0, "POSITION_DELETES": 1, "EQUALITY_DELETES": 2}
+    expected = [
+        (change, snapshot["snapshot_id"], ids[file["content"]], file["path"], file["record_count"])
+        for snapshot in snapshots
+        for key in ("added_data_files", "removed_data_files", "added_delete_files", "removed_delete_files")
+        for change in [key.split("_")[0]]
+        for file in snapshot[key]
+    ]
+    changes = table.file_changes(None, columns=columns).collect()
+    in_range = {row.snapshot_id for row in changes}
+    assert sorted(
+        (row.change_type, row.snapshot_id, row.content, row.file_path, row.record_count) for row in changes
+    ) == sorted(change for change in expected if change[1] in in_range)
+
+
+@EVERYWHERE
+def test_metadata_tables_agree(spark: SparkSession, group: str, name: str) -> None:
+    table, snapshots = load(group, name, spark=spark)
+    files = table.inspect.arrow.files().to_pylist()
+    if not snapshots:
+        assert not files
+        return
+    expected = table.scan().arrow.plan_files().to_pylist()
+    deletes = [delete for row in expected for delete in row["deletes"]]
+    assert sorted(row["file_path"] for row in files if row["content"] == 0) == sorted(
+        row["file_path"] for row in expected
+    )
+    vectors = {(row["file_path"], row["content_offset"]) for row in files if row["content"] == 1}
+    assert vectors == {(row["file_path"], row["content_offset"]) for row in deletes if row["content"] == 1}
+    in_spark = [row.asDict(recursive=True) for row in table.inspect.files().collect()]
+    assert len(in_spark) == len(files)
+    entries = table.inspect.arrow.entries().to_pylist()
+    assert {row["status"] for row in entries} <= {0, 1, 2}
+    assert sum(row["file_count"] for row in table.inspect.arrow.partitions().to_pylist()) == len(expected)
+    assert table.inspect.arrow.manifests().num_rows
+    assert table.inspect.all_files().count() >= len(files)
+
+
+@EVERYWHERE
+def test_checks_are_clean(group: str, name: str) -> None:
+    table, snapshots = load(group, name)
+    for snapshot in snapshots:
+        assert table.arrow.check(snapshot["snapshot_id"]).to_pylist() == []
+
+
+@pytest.mark.parametrize("name", ["dv", "transforms", "upgraded_v3"])
+def test_commits_are_refused(spark: SparkSession, name: str) -> None:
+    table = sm.load_table(f"file:{TABLES}/proto/{name}", spark=spark)
+    before = sorted(TABLES.glob(f"proto/{name}/**/*"))
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: table.append(table.scan().to_df()),
+        lambda: table.append(table.scan().to_arrow()),
+        lambda: table.delete("true"),
+        lambda: table.update_schema().add_column("more", "int").commit(),
+        lambda: table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "t").commit(),
+        lambda: table.maintenance.compact_manifests().commit(),
+        lambda: table.maintenance.rewrite_data_files().commit(),
+        lambda: table.maintenance.expire_snapshots().commit(),
+        lambda: table.maintenance.upgrade(4).commit(),
+        lambda: table.maintenance.downgrade(3).commit(),
+    )
+    for change in changes:
+        with pytest.raises(sm.UnsupportedError, match="layout that can be read but not written"):
+            change()
+    assert sorted(TABLES.glob(f"proto/{name}/**/*")) == before
+    assert table.maintenance.health().findings().count() >= 0
+
+
+@pytest.mark.parametrize("name", ["flat_root", "parted", "unpart"])
+def test_earlier_prototypes_are_refused(name: str) -> None:
+    metadata = max((TABLES / "amt" / name / "metadata").glob("*.metadata.json"))
+    with pytest.raises(sm.UnsupportedError, match=r"lacks the field format_version \(157\)"):
+        sm.load_table(str(metadata)).scan().arrow.plan_files()
