@@ -97,7 +97,6 @@ ARGUMENTS |= {
     "table_exists": {"identifier": "db.v2"},
     "version": {"version_id": 1},
     "view_exists": {"identifier": "db.v"},
-    "with_sessions": None,
 }
 # Of what a transaction makes.
 ARGUMENTS |= {
