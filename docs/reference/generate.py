@@ -242,9 +242,9 @@ def write_pages() -> None:
     page(
         "api/maintenance",
         "Maintenance",
-        "The methods of `table.maintenance`. Each returns a [plan](#sparkmeta.Plan) with `summary()`, `to_df()` and "
-        "`commit()`, and changes nothing before the commit. `health` and `leaf_map` return no plan, but a report and a "
-        "picture.",
+        "The methods of `table.maintenance`. Each returns a plan with `summary()`, `to_df()` and `commit()`, and "
+        "changes nothing before the commit. `Plan`, at the end of the page, has what all plans share. `health` and "
+        "`leaf_map` return no plan, but a report and a picture.",
         maintenance(),
     )
     page(
