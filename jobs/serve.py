@@ -22,6 +22,7 @@ from sparkmeta.cli.job import argument
 from sparkmeta.cli.output import report_error
 from sparkmeta.cli.serve import log_to_stderr, serve_options
 from sparkmeta.cli.source import configured_catalog, key_value
+from sparkmeta.service.access import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         name = parsed.pop("catalog")
         options = serve_options(properties, **parsed)
-        options.check()
+        check_options(options)
         spark = SparkSession.builder.appName("sparkmeta serve").getOrCreate()
         log_to_stderr()
         sm.serve(configured_catalog(name, properties), spark, options=options).run()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sparkmeta.changes.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
-    from sparkmeta.commit.transaction import Transaction
     from sparkmeta.data_source.register import register
     from sparkmeta.data_source.source import DataSource
     from sparkmeta.errors import (
@@ -26,40 +25,21 @@ if TYPE_CHECKING:
         CommitConflictError,
         CommitFailedError,
         CommitStateUnknownError,
-        CorruptFileError,
-        FileAccessError,
-        FileAlreadyExistsError,
-        InvalidArgumentError,
-        InvalidChangeError,
         InvalidFilterError,
-        InvalidNameError,
-        NamespaceAlreadyExistsError,
-        NamespaceNotEmptyError,
-        NoSessionError,
-        NoSuchNamespaceError,
         NoSuchSnapshotError,
         NoSuchTableError,
-        NoSuchViewError,
         NotFoundError,
-        SessionError,
-        SettingError,
         SparkmetaError,
         TableAlreadyExistsError,
         UnsupportedError,
         ValidationError,
-        ViewAlreadyExistsError,
     )
     from sparkmeta.inspect.draw import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
-    from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary
-    from sparkmeta.maintain.downgrade import DowngradePlan, DowngradeSummary
     from sparkmeta.maintain.health import HealthReport
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
-    from sparkmeta.maintain.partition_statistics import PartitionStatsPlan, PartitionStatsSummary
-    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan, ManifestRewriteSummary
-    from sparkmeta.maintain.table_statistics import TableStatsPlan, TableStatsSummary
-    from sparkmeta.maintain.upgrade import UndoUpgradePlan, UpgradePlan, UpgradeSummary
+    from sparkmeta.maintain.plans import Plan
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.scan import Scan
     from sparkmeta.service.access import ServeOptions
@@ -78,60 +58,33 @@ __all__ = [
     "CommitConflictError",
     "CommitFailedError",
     "CommitStateUnknownError",
-    "CompactionPlan",
-    "CompactionSummary",
-    "CorruptFileError",
     "DataSource",
-    "DowngradePlan",
-    "DowngradeSummary",
     "Drawing",
-    "FileAccessError",
-    "FileAlreadyExistsError",
     "HealthReport",
     "IncrementalScan",
     "InspectTable",
-    "InvalidArgumentError",
-    "InvalidChangeError",
     "InvalidFilterError",
-    "InvalidNameError",
     "LeafMap",
     "Maintenance",
     "ManageSnapshots",
-    "ManifestRewritePlan",
-    "ManifestRewriteSummary",
     "Merge",
-    "NamespaceAlreadyExistsError",
-    "NamespaceNotEmptyError",
-    "NoSessionError",
-    "NoSuchNamespaceError",
     "NoSuchSnapshotError",
     "NoSuchTableError",
-    "NoSuchViewError",
     "NotFoundError",
-    "PartitionStatsPlan",
-    "PartitionStatsSummary",
+    "Plan",
     "RowTransaction",
     "Scan",
     "ScanReport",
     "ServeOptions",
     "Service",
-    "SessionError",
-    "SettingError",
     "Settings",
     "SnapshotUpdate",
     "SparkmetaError",
     "Table",
     "TableAlreadyExistsError",
-    "TableStatsPlan",
-    "TableStatsSummary",
-    "Transaction",
-    "UndoUpgradePlan",
     "UnsupportedError",
-    "UpgradePlan",
-    "UpgradeSummary",
     "ValidationError",
     "View",
-    "ViewAlreadyExistsError",
     "load_catalog",
     "load_table",
     "local_session",
@@ -144,11 +97,7 @@ __all__ = [
 _HOMES = {
     "Catalog": "catalog",
     "ChangelogScan": "changes.range_scan",
-    "CompactionPlan": "maintain.compact_manifests",
-    "CompactionSummary": "maintain.compact_manifests",
     "DataSource": "data_source.source",
-    "DowngradePlan": "maintain.downgrade",
-    "DowngradeSummary": "maintain.downgrade",
     "Drawing": "inspect.draw",
     "HealthReport": "maintain.health",
     "IncrementalScan": "changes.range_scan",
@@ -156,11 +105,8 @@ _HOMES = {
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",
     "ManageSnapshots": "commit.manage_snapshots",
-    "ManifestRewritePlan": "maintain.rewrite_manifests",
-    "ManifestRewriteSummary": "maintain.rewrite_manifests",
     "Merge": "write.merge",
-    "PartitionStatsPlan": "maintain.partition_statistics",
-    "PartitionStatsSummary": "maintain.partition_statistics",
+    "Plan": "maintain.plans",
     "RowTransaction": "write.transaction",
     "Scan": "scan",
     "ScanReport": "plan.report",
@@ -169,12 +115,6 @@ _HOMES = {
     "Settings": "settings",
     "SnapshotUpdate": "commit.snapshot_update",
     "Table": "table",
-    "TableStatsPlan": "maintain.table_statistics",
-    "TableStatsSummary": "maintain.table_statistics",
-    "Transaction": "commit.transaction",
-    "UndoUpgradePlan": "maintain.upgrade",
-    "UpgradePlan": "maintain.upgrade",
-    "UpgradeSummary": "maintain.upgrade",
     "View": "views.view",
     "load_catalog": "catalog",
     "load_table": "table",

@@ -11,7 +11,7 @@ import reprlib
 from contextlib import contextmanager
 from datetime import datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, TypeVar
 
 import pyiceberg.exceptions as iceberg
 
@@ -54,18 +54,10 @@ _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
 class SparkmetaError(Exception):
-    """Base class of all errors that sparkmeta raises.
+    """Base class of all errors that sparkmeta raises."""
 
-    Attributes:
-        on_command_line: The message for users of the command line, if the usual one advises a call of Python.
-    """
-
-    on_command_line: str | None = None
-
-    def for_command_line(self, message: str) -> Self:
-        """Set another message for users of the command line, and return the error."""
-        self.on_command_line = message
-        return self
+    # The message for users of the command line, if the usual one advises a call of Python.
+    _on_command_line: str | None = None
 
 
 class ValidationError(SparkmetaError, iceberg.ValidationError):
@@ -184,6 +176,20 @@ class SettingError(SparkmetaError, ValueError):
 
 class SessionError(SparkmetaError, RuntimeError):
     """A Spark session is missing, can't be started, or lacks something that sparkmeta requires."""
+
+
+ErrorT = TypeVar("ErrorT", bound=SparkmetaError)
+
+
+def with_command_line_message(error: ErrorT, message: str) -> ErrorT:
+    """Set another message for users of the command line, and return the error."""
+    error._on_command_line = message
+    return error
+
+
+def command_line_message(error: SparkmetaError) -> str | None:
+    """Return the message for users of the command line; None if it is the usual one."""
+    return error._on_command_line
 
 
 def proves_failure(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import NAME
-from sparkmeta.errors import NoSuchTableError, ValidationError, shown
+from sparkmeta.errors import NoSuchTableError, ValidationError, shown, with_command_line_message
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, StaticOperations, load_version
@@ -329,7 +329,7 @@ class Table(BaseTable, RowChanges):
     def _change(self) -> Transaction[Table]:
         from sparkmeta.commit.transaction import Transaction
 
-        return Transaction(self, autocommit=True)
+        return Transaction(self, _autocommit=True)
 
     # -- metadata ---------------------------------------------------------------------------------------------------
 
@@ -478,8 +478,9 @@ def open_location(location: str, sessions: SessionSource) -> Table:
         call = f'load_catalog("{names[0] if names else "name"}").load_table("{location}")'
         known = f"; catalogs of Spark's configuration: {', '.join(names)}" if names else ""
         options = f"--catalog {names[0] if names else 'NAME'} {location}"
-        raise NoSuchTableError(f"{error}. Load a table of a catalog by {call}{known}").for_command_line(
-            f"{error}. Name a table of a catalog by {options}{known}"
+        raise with_command_line_message(
+            NoSuchTableError(f"{error}. Load a table of a catalog by {call}{known}"),
+            f"{error}. Name a table of a catalog by {options}{known}",
         ) from None
 
 

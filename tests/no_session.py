@@ -97,7 +97,6 @@ ARGUMENTS |= {
     "table_exists": {"identifier": "db.v2"},
     "version": {"version_id": 1},
     "view_exists": {"identifier": "db.v"},
-    "with_sessions": None,
 }
 # Of what a transaction makes.
 ARGUMENTS |= {
@@ -198,9 +197,8 @@ def outcome(thing: Any, method: str) -> str:
     names = ("id",) if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in known.values()) else ()
     try:
         result = call(*names, **{name: value for name, value in arguments.items() if name in known})
-        for part in ("summary", "files", "commit"):  # of a plan of maintenance
-            if isinstance(result, Plan) and hasattr(result, part):
-                getattr(result, part)()
+        for part in ("summary", "to_df", "commit") if isinstance(result, Plan) else ():
+            getattr(result, part)()
     except SessionNeededError:
         return "asks"
     except sm.SparkmetaError as error:

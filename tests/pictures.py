@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import sparkmeta as sm
 from sparkmeta.charts import Moment
 from sparkmeta.inspect.draw import Drawing
-from sparkmeta.inspect.excerpt import Entry, Node
+from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
 from sparkmeta.maintain.file_groups import FileSizes
 from sparkmeta.maintain.health import HealthReport
 from sparkmeta.maintain.health_findings import Finding
@@ -125,7 +125,7 @@ def _drawing() -> Drawing:
         Node(Entry(ContentType.DATA, Status.ADDED, 3, "/d/<b>D9.parquet", notes=("20 rows",))),
     )  # fmt: skip
     title = "snapshot 7: overwrite, sequence number 7, 2026-11-28 09:08:07Z"
-    return Drawing(title, "root manifest", "/m/root.parquet", 4, nodes, ("2 more data files: 2 existing",))
+    return Drawing(Excerpt(title, "root manifest", "/m/root.parquet", 4, nodes, ("2 more data files: 2 existing",)))
 
 
 def _health(table: sm.Table) -> HealthReport:

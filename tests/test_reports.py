@@ -23,6 +23,7 @@ import sparkmeta as sm
 from sparkmeta import reports as instruments
 from sparkmeta.data_source.changes import read_of
 from sparkmeta.data_source.options import ReadOptions
+from sparkmeta.errors import SettingError
 from sparkmeta.operations import rest
 from sparkmeta.service.rest_tasks import to_rest_tasks
 from sparkmeta.session import NoSession
@@ -412,7 +413,7 @@ def test_reporters_of_the_settings(
     assert [json.loads(text) for text in logged if text.startswith("{")] == heard
     assert sum("sent to nosuch:reporter: ModuleNotFoundError" in text for text in logged) == 2
     assert sum("sent to reports_of_test:missing: AttributeError" in text for text in logged) == 2
-    with configured(spark, {REPORTER: "log,print"}), pytest.raises(sm.SettingError, match="is 'log,print': expected"):
+    with configured(spark, {REPORTER: "log,print"}), pytest.raises(SettingError, match="is 'log,print': expected"):
         sm.load_table(location, spark=spark).scan().arrow.plan_files()
 
 

@@ -119,7 +119,7 @@ uses = [
     lambda: table.append(old_rows), lambda: table.delete("id = 1"), lambda: table.update({"id": 5}),
     lambda: table.upsert(old_rows, ["id"]), lambda: table.merge(old_rows, ["id"]).when_matched().delete().merge(),
     lambda: table.changelog(None).to_df(), lambda: table.file_changes(None), lambda: table.create_temp_view("t"),
-    maintenance.health, maintenance.rewrite_data_files, lambda: maintenance.remove_orphan_files().files(), table.draw,
+    maintenance.health, maintenance.rewrite_data_files, lambda: maintenance.remove_orphan_files().to_df(), table.draw,
     lambda: catalog.load_table("db.t", session), lambda: sm.load_table(table.location(), session),
 ]
 
@@ -127,7 +127,7 @@ def refused():
     for use in uses:
         try:
             use()
-        except sm.SessionError as error:
+        except SessionError as error:
             assert "was stopped" in str(error), error
         else:
             raise AssertionError(use)
@@ -142,7 +142,7 @@ if not on_connect:
     assert unbound.append(again.range(2)).scan().count() == 2
     try:
         catalog.load_table("db.t").append(old_rows)
-    except sm.SessionError:
+    except SessionError:
         print("rows", catalog.load_table("db.t").append(again.range(3)).scan().count())
 else:
     print("rows 9")

@@ -11,7 +11,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.errors import NotFoundError, SettingError, ValidationError
+from sparkmeta.errors import InvalidArgumentError, InvalidChangeError, NotFoundError, SettingError, ValidationError
 from tests.conftest import configured
 from tests.small_table import write_small_table
 
@@ -76,7 +76,7 @@ def test_builders_that_commit(table: sm.Table) -> None:
     assert changed.metadata_location.endswith("/v4.metadata.json")
 
 
-INVALID_CHANGES: dict[str, Callable[[sm.Transaction], Any]] = {
+INVALID_CHANGES: dict[str, Callable[[sm.RowTransaction], Any]] = {
     "Cannot add column, name already exists: id": lambda tx: tx.update_schema().add_column("id", StringType()),
     "Could not find field with name none, case_sensitive=True": lambda tx: tx.update_schema().set_default_value(
         "none", 1
@@ -92,14 +92,14 @@ INVALID_CHANGES: dict[str, Callable[[sm.Transaction], Any]] = {
 
 @pytest.mark.parametrize("problem", INVALID_CHANGES)
 def test_invalid_changes_name_the_table(table: sm.Table, problem: str) -> None:
-    with pytest.raises(sm.InvalidChangeError) as caught, table.transaction() as tx:
+    with pytest.raises(InvalidChangeError) as caught, table.transaction() as tx:
         INVALID_CHANGES[problem](tx)
     assert str(caught.value).startswith(f"{table.metadata.location}: {problem}")
     assert table.refresh().metadata_location == table.metadata_location
 
 
 def test_a_builder_that_fails_at_its_end_commits_nothing(table: sm.Table) -> None:
-    with pytest.raises(sm.InvalidChangeError, match=f"^{table.metadata.location}: "), table.update_schema() as update:
+    with pytest.raises(InvalidChangeError, match=f"^{table.metadata.location}: "), table.update_schema() as update:
         update.set_identifier_fields("none")
     assert table.refresh().metadata_location == table.metadata_location
 
@@ -168,7 +168,7 @@ def test_arguments_that_do_not_fit(table: sm.Table) -> None:
         "'a view' can't be the name of a view": lambda: table.incremental(None).create_temp_view("a view"),
     }
     for problem, call in calls.items():
-        with pytest.raises(sm.InvalidArgumentError, match=f"{table.location()}: {problem}"):
+        with pytest.raises(InvalidArgumentError, match=f"{table.location()}: {problem}"):
             call()
     with pytest.raises(sm.ValidationError, match="ref 'main' and as_of 1: expected at most one"):
         table.scan(ref="main", as_of=1)
@@ -199,7 +199,7 @@ def test_a_filter_is_bound_when_it_is_given(spark: SparkSession, table: sm.Table
 
 
 def test_invalid_versions(table: sm.Table) -> None:
-    with pytest.raises(sm.InvalidArgumentError, match=r"at is 12345: expected a TableVersion; scan\(snapshot_id=...\)"):
+    with pytest.raises(InvalidArgumentError, match=r"at is 12345: expected a TableVersion; scan\(snapshot_id=...\)"):
         table.at(12345)  # type: ignore[arg-type]
 
 
@@ -237,7 +237,7 @@ def test_plans_are_shown_without_metadata(table: sm.Table) -> None:
 def test_options_of_maintenance_that_do_not_fit(table: sm.Table) -> None:
     maintenance: Any = table.maintenance
     calls: dict[str, Callable[[], object]] = {
-        "files is 'x': expected a DataFrame": lambda: maintenance.remove_orphan_files(files="x").files(),
+        "files is 'x': expected a DataFrame": lambda: maintenance.remove_orphan_files(files="x").to_df(),
         "snapshot_properties is 'x': expected a map": lambda: maintenance.rewrite_manifests(snapshot_properties="x"),
         r"snapshot_id is \[1\]: expected a whole number": lambda: maintenance.compute_table_stats(snapshot_id=[1]),
     }

@@ -16,11 +16,13 @@ import click
 import mkdocs_gen_files
 import pyiceberg.exceptions
 
+import sparkmeta
 from sparkmeta import errors
 from sparkmeta.checks import about_option, option_fields, rule_of, rule_of_option, usual_value
 from sparkmeta.cli import main
 from sparkmeta.inspect.inspect_table import MetadataTables
 from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.maintain.plans import Plan, RewritePlan
 from sparkmeta.service.app import ENDPOINTS
 from sparkmeta.settings import PREFIX, Settings
 
@@ -124,6 +126,31 @@ def maintenance() -> Iterator[str]:
             yield from ("Arguments:", "", *raised(parts["Args"]), "")
         if "Raises" in parts:
             yield from ("Raises:", "", *raised(parts["Raises"]), "")
+        yield from plan_members(inspect.unwrap(method))
+    yield from ("::: sparkmeta.Plan", "")
+
+
+def plan_members(method: Any) -> Iterator[str]:
+    """Yield lines about the plan that a method returns: its rows, its summary, and what other plans do not have."""
+    kind = _returned(method)
+    if not issubclass(kind, Plan):
+        return
+    yield from (f"`to_df()`: {markdown(sections(kind.to_df.__doc__)[0])}", "")
+    names = [each.name for each in fields(_returned(kind.summary))]
+    yield from (f"`summary()` has the fields {', '.join(map(code, names))}.", "")
+    # The other members of the class are for commits.
+    further = {name: each for name, each in vars(kind).items() if name not in {*dir(RewritePlan), "apply"}}
+    for name, each in further.items():
+        member = getattr(each, "func", each)
+        if not name.startswith("_") and inspect.isfunction(member):
+            yield from (f"`{name}`: {markdown(sections(member.__doc__)[0])}", "")
+
+
+def _returned(function: Any) -> type:
+    """Return the class of what a function of a plan's module returns."""
+    function = inspect.unwrap(function)
+    kind: type = function.__globals__[function.__annotations__["return"].partition("[")[0]]
+    return kind
 
 
 def _option(each: Any) -> tuple[str, str, str]:
@@ -158,8 +185,14 @@ def all_errors() -> Iterator[str]:
             continue
         bases = [base for base in kind.__bases__ if base is not Exception]
         text, _ = sections(kind.__doc__)
-        rows.append((code(kind.__name__), ", ".join(map(_base, bases)), markdown(" ".join(text.split()))))
+        rows.append(
+            (code(f"{_module(kind)}.{kind.__name__}"), ", ".join(map(_base, bases)), markdown(" ".join(text.split())))
+        )
     yield from table(("error", "also a", "when"), rows)
+
+
+def _module(kind: type) -> str:
+    return "sm" if kind.__name__ in sparkmeta.__all__ else "sparkmeta.errors"
 
 
 def _base(kind: type) -> str:
@@ -209,8 +242,9 @@ def write_pages() -> None:
     page(
         "api/maintenance",
         "Maintenance",
-        "The methods of `table.maintenance`. Each returns a plan with `summary()`, `files()` and `commit()`, and "
-        "changes nothing before the commit. `health` and `leaf_map` return no plan, but a report and a picture.",
+        "The methods of `table.maintenance`. Each returns a plan with `summary()`, `to_df()` and `commit()`, and "
+        "changes nothing before the commit. `Plan`, at the end of the page, has what all plans share. `health` and "
+        "`leaf_map` return no plan, but a report and a picture.",
         maintenance(),
     )
     page(
@@ -223,7 +257,8 @@ def write_pages() -> None:
         "errors",
         "Errors",
         "All errors are subclasses of `sm.SparkmetaError`, and most are also subclasses of an exception of Python or "
-        "pyiceberg. Messages name the file, the field and the value.\n\n"
+        "pyiceberg. `sparkmeta.errors` has all of them; those that programs catch are in `sparkmeta` as well. Messages "
+        "name the file, the field and the value.\n\n"
         "[Troubleshooting](../guides/troubleshooting.md) says what to do about the frequent ones.\n\n"
         "If a plan reads contradictory metadata, it raises an error and does not guess. Plans do not open pruned "
         "manifests. If the driver reads a manifest, the error is raised when the plan is made, otherwise when the plan "

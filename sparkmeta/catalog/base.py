@@ -63,8 +63,8 @@ class Catalog(HoldsViews):
         facts = {name: without_secrets(str(properties[name]), properties) for name in _SHOWN if properties.get(name)}
         return fact_table(f"{type(self).__name__} {self.name}", facts)
 
-    def with_sessions(self, sessions: SessionSource) -> Catalog:  # noqa: ARG002  for catalogs that may need a session
-        """Return the catalog with another default for ``spark``: threads of a service have no active session."""
+    def _with_sessions(self, sessions: SessionSource) -> Catalog:  # noqa: ARG002  for catalogs that may need a session
+        """See `with_sessions`."""
         return self
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Catalog(HoldsViews):
     def purge_table(self, identifier: Identifier, spark: SparkSession | None = None) -> PurgePlan:
         """Plan to drop a table and delete all of its files. Nothing changes before the plan's `commit()`.
 
-        A REST catalog deletes the files itself.
+        A REST catalog deletes the files itself. The plan is a `Plan`, whose commit returns what was deleted.
 
         Raises:
             NoSuchTableError: the table does not exist.
@@ -230,3 +230,8 @@ class Catalog(HoldsViews):
     @abstractmethod
     def list_namespaces(self, namespace: Identifier = ()) -> list[tuple[str, ...]]:
         """Return the namespaces directly in a namespace. Raises NoSuchNamespaceError."""
+
+
+def with_sessions(catalog: Catalog, sessions: SessionSource) -> Catalog:
+    """Return a catalog with another default for ``spark``: threads of a service have no active session."""
+    return catalog._with_sessions(sessions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sparkmeta.errors import InvalidArgumentError, UnsupportedError, shown
+from sparkmeta.errors import InvalidArgumentError, UnsupportedError, shown, with_command_line_message
 from sparkmeta.session import running_session
 from sparkmeta.settings import ICEBERG_CATALOG, iceberg_catalogs
 
@@ -122,6 +122,7 @@ def _refuse(name: str, key: str, value: str | None) -> NoReturn:
     setting = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
     problem = f"catalog {name}: {setting}, which has no counterpart in pyiceberg"
     remedy = "load the catalog with pyiceberg's properties, as in"
-    raise UnsupportedError(f"{problem}: {remedy} load_catalog({name!r}, type=..., uri=...)").for_command_line(
-        f"{problem}: {remedy} --catalog {name} --property type=... --property uri=..."
+    raise with_command_line_message(
+        UnsupportedError(f"{problem}: {remedy} load_catalog({name!r}, type=..., uri=...)"),
+        f"{problem}: {remedy} --catalog {name} --property type=... --property uri=...",
     )

@@ -67,8 +67,8 @@ class FileSystemCatalog(Catalog):
     def _configuration(self) -> Mapping[str, str]:
         return {**self.properties, "type": "hadoop", "warehouse": self.warehouse}
 
-    def with_sessions(self, sessions: SessionSource) -> FileSystemCatalog:
-        """See `Catalog.with_sessions`."""
+    def _with_sessions(self, sessions: SessionSource) -> FileSystemCatalog:
+        """See `with_sessions`."""
         return replace(self, sessions=sessions)
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:

@@ -76,8 +76,8 @@ class IcebergCatalog(Catalog):
     def _configuration(self) -> Mapping[str, str]:
         return self.pyiceberg.properties
 
-    def with_sessions(self, sessions: SessionSource) -> IcebergCatalog:
-        """See `Catalog.with_sessions`."""
+    def _with_sessions(self, sessions: SessionSource) -> IcebergCatalog:
+        """See `with_sessions`."""
         return replace(self, sessions=sessions)
 
     @staticmethod

@@ -75,7 +75,7 @@ def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand,
     """
     if files:
         with unread_output_dropped(sys.stdout) if commit else nullcontext():
-            row_options.print(plan.files(), operation.columns, plan.table.location(), plan.table.state)
+            row_options.print(plan.to_df(), operation.columns, plan.table.location(), plan.table.state)
         if not commit:
             return
     with progress("Planning"):
@@ -94,7 +94,9 @@ def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand,
             click.echo(UNCHANGED)
 
     if commit:
-        with printed_on_failure(plan, print_result), progress(plan.doing):
+        from sparkmeta.maintain.plans import progress_of
+
+        with printed_on_failure(plan, print_result), progress(progress_of(plan)):
             plan.commit()
     print_result()
 
@@ -256,8 +258,8 @@ class MaintenanceCommand:
     Attributes:
         about: the effect of the method.
         outcome: returns lines about the part `committed` of the plan's result.
-        columns: the columns of `plan.files()` in text.
-        files: the kind of the rows of `plan.files()`.
+        columns: the columns of `plan.to_df()` in text.
+        files: the kind of the rows of `plan.to_df()`.
         command: the name of the command, if it differs from the name of the method.
         has_columns: whether the method has an option `columns`.
     """
@@ -464,7 +466,9 @@ def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: b
         summary = plan.summary()
     upgraded = None
     if commit:
-        with progress(plan.doing):
+        from sparkmeta.maintain.plans import progress_of
+
+        with progress(progress_of(plan)):
             upgraded = plan.commit().metadata_location
     if as_json:
         print_json({"plan": summary.to_dict(), "committed": upgraded})

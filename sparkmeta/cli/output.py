@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table as TextTable
 from rich.text import Text
 
-from sparkmeta.errors import SparkmetaError, first_line, from_spark
+from sparkmeta.errors import SparkmetaError, command_line_message, first_line, from_spark
 from sparkmeta.expr import sql
 from sparkmeta.progress import progress as shown_progress
 from sparkmeta.storage.location import normalize
@@ -61,7 +61,7 @@ def _known_line(error: Exception, hint: str = "") -> str | None:
     """Return the line of an error; None if the error is a bug of sparkmeta."""
     known = error if isinstance(error, SparkmetaError) else from_spark(error)
     if known is not None:
-        return printable(known.on_command_line or first_line(known))
+        return printable(command_line_message(known) or first_line(known))
     from pyspark.errors import PySparkException
 
     module = type(error).__module__

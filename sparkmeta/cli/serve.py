@@ -48,11 +48,12 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
     variable SPARKMETA_SERVE_SECRET. Stops on SIGTERM or SIGINT.
     """
     from sparkmeta.cli.source import cli_session
+    from sparkmeta.service.access import check_options
     from sparkmeta.service.server import FAIR
     from sparkmeta.service.server import serve as service_of
 
     options = serve_options(source.properties, **arguments)
-    options.check()
+    check_options(options)
     if source.catalog is None:
         # This fails before Spark starts if there is no default.
         configured_catalog(None, source.properties)

@@ -195,9 +195,11 @@ class CatalogSource:
             SessionError: Spark did not start.
             SparkmetaError: See `load_catalog`.
         """
+        from sparkmeta.catalog.base import with_sessions
+
         # The catalog may be in the configuration of a session that options start.
         sessions = self.sessions()
-        return configured_catalog(self.catalog, self.properties).with_sessions(sessions)
+        return with_sessions(configured_catalog(self.catalog, self.properties), sessions)
 
 
 @dataclass(frozen=True)

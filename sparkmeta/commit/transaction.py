@@ -71,13 +71,13 @@ class Transaction(Generic[TableT]):
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: whether the first builder that ends commits the transaction. Later changes are refused.
         repetition_of: the snapshot that has recorded the idempotency key of the transaction; None as long as no such
             snapshot is known. If there is one, the transaction commits nothing.
     """
 
     table: TableT
-    autocommit: bool = False
+    # Whether the first builder that ends commits the transaction. Later changes are refused.
+    _autocommit: bool = False
     repetition_of: Snapshot | None = field(default=None, init=False)
     _steps: list[Step] = field(default_factory=list)
     _metadata: TableMetadata | None = None
@@ -191,7 +191,7 @@ class Transaction(Generic[TableT]):
 
     def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         self._stage(updates, requirements)
-        if self.autocommit:
+        if self._autocommit:
             self.commit()
         return self
 

@@ -107,11 +107,12 @@ class SourceOptions:
 
     def _catalog(self, name: str, catalogs: Catalogs) -> Catalog:
         from sparkmeta.catalog import load_catalog
+        from sparkmeta.catalog.base import with_sessions
 
         configured = catalogs.get(name, {})
         if isinstance(configured, str):
             raise InvalidArgumentError(configured)
-        return load_catalog(name, **{**configured, **self.properties}).with_sessions(NoSession())
+        return with_sessions(load_catalog(name, **{**configured, **self.properties}), NoSession())
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def register(spark: SparkSession) -> None:
     """
     catalogs = _catalogs(in_use(spark))
     # The class is sent to Python workers with these values.
-    source = type("DataSource", (DataSource,), {"catalogs": catalogs})
+    source = type("DataSource", (DataSource,), {"_catalogs": catalogs})
     spark.dataSource.register(source)
     for name, function in table_functions(catalogs).items():
         spark.udtf.register(name, udtf(function))  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class DataSource(datasource.DataSource):
     """The data source `sparkmeta`; see docs/sql.md for its options. `sm.register(spark)` registers it."""
 
-    catalogs: ClassVar[Catalogs] = {}
+    _catalogs: ClassVar[Catalogs] = {}
     _opened: Opened | None = None
     _is_copy = False
 
@@ -67,7 +67,7 @@ class DataSource(datasource.DataSource):
             return StreamWriter(self._sink(schema, overwrite))
 
     def _sink(self, schema: StructType, overwrite: bool) -> Sink:
-        sink = Sink(SinkOptions.of(self.options), self.catalogs, schema, overwrite)
+        sink = Sink(SinkOptions.of(self.options), self._catalogs, schema, overwrite)
         if not self._is_copy:
             sink.tasks  # noqa: B018  it refuses what can't be written
         return sink
@@ -79,10 +79,10 @@ class DataSource(datasource.DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """Return a reader of a stream."""
         with worker_call():
-            return StreamReader(StreamOptions.of(self.options), self.catalogs, schema)
+            return StreamReader(StreamOptions.of(self.options), self._catalogs, schema)
 
     def _read(self, options: ReadOptions) -> Read:
-        table = options.open(self.catalogs) if self._opened is None else self._opened.open()
+        table = options.open(self._catalogs) if self._opened is None else self._opened.open()
         self._opened = self._opened or Opened.of(table, table.state)
         return read_of(options, table)
 

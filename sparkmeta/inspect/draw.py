@@ -38,18 +38,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Drawing(Excerpt):
+class Drawing:
     """A drawing of the metadata tree of a snapshot."""
+
+    _excerpt: Excerpt
+
+    @property
+    def title(self) -> str:
+        """A line about the snapshot."""
+        return self._excerpt.title
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of the root or manifest list."""
+        return self._excerpt.entries
 
     @cached_property
     def text(self) -> str:
         """The tree as lines of text."""
-        return text_of(self)
+        return text_of(self._excerpt)
 
     @cached_property
     def svg(self) -> str:
         """The tree as an SVG document, in the style of the V4 proposal's figures."""
-        return standalone(svg_of(self))
+        return standalone(svg_of(self._excerpt))
 
     def save(self, path: str | Path) -> None:
         """Write the drawing to a local file: text if its name ends with `.txt`, else SVG."""
@@ -67,7 +79,7 @@ class Drawing(Excerpt):
 
     def _repr_html_(self) -> str:
         """Return the SVG, without a background, in an element that scrolls if it is wider than the notebook."""
-        return f'<div style="overflow-x: auto" title="{escape(self.title)}">{svg_of(self)}</div>'
+        return f'<div style="overflow-x: auto" title="{escape(self.title)}">{svg_of(self._excerpt)}</div>'
 
 
 # -- `table.draw()` ---------------------------------------------------------------------------------------------------
@@ -100,11 +112,11 @@ def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
     if snapshot_id is not None:
         state = state.at(snapshot_of(state.metadata, snapshot_id))
     if state.snapshot is None:
-        return Drawing("the table is empty: it has no snapshot")
+        return Drawing(Excerpt("the table is empty: it has no snapshot"))
     state.sessions.running()  # raises SessionError if the caller's session was stopped
     if state.tree is None:
-        return _of_list(state, state.snapshot)
-    return _of_root(state, state.snapshot, state.tree.root)
+        return Drawing(_of_list(state, state.snapshot))
+    return Drawing(_of_root(state, state.snapshot, state.tree.root))
 
 
 def _title(snapshot: Snapshot) -> str:
@@ -141,7 +153,7 @@ class _Excerpt:
         return {row["location"]: row["label"] for row in self.rows if row["content_type"] in LEAVES}
 
 
-def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
+def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Excerpt:
     excerpt = _excerpt(root)
     vectors = {
         row["ordinal"]: _Vector(row["label"], _status(row), row["referenced_file"], _bitmap(row, state.files))
@@ -158,7 +170,7 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
             nodes.append(Node(_leaf_entry(row, vectors.values(), excerpt.labels), rows, left_out))
         else:
             nodes.append(Node(_file_entry(row, row["ordinal"])))
-    return Drawing(_title(snapshot), "root manifest", root.location, len(root.table), tuple(nodes), excerpt.left_out)
+    return Excerpt(_title(snapshot), "root manifest", root.location, len(root.table), tuple(nodes), excerpt.left_out)
 
 
 def _excerpt(root: Root) -> _Excerpt:
@@ -374,8 +386,8 @@ def _more(count: int | None, drawn: int) -> str:
 # -- The manifest list of a v1 to v3 snapshot -------------------------------------------------------------------------
 
 
-def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
-    """Return the drawing of a manifest list. Manifests that the snapshot wrote are drawn as ADDED."""
+def _of_list(state: TableState, snapshot: Snapshot) -> Excerpt:
+    """Return the excerpt of a manifest list. Manifests that the snapshot wrote are drawn as ADDED."""
     manifests = state.manifests
     kinds = manifests.column("content_type").to_pylist()
     written = pc.struct_field(manifests.column("version_info"), "snapshot_id").to_pylist()
@@ -394,7 +406,7 @@ def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
         nodes.append(Node(Entry(kind, statuses[place], place, location, labels[place], (note,)), *below[location]))
     left = sorted(set(range(len(kinds))).difference(chosen))
     left_out = counted((ContentType(kinds[place]), statuses[place]) for place in left)
-    return Drawing(
+    return Excerpt(
         _title(snapshot), "manifest list", snapshot.manifest_list or "", len(manifests), tuple(nodes), left_out
     )
 

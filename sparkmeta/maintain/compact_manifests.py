@@ -49,7 +49,7 @@ PLANNED = pa.schema(
         pa.field("file_size_in_bytes", pa.int64()),
     ]
 )
-"""The columns of `CompactionPlan.files`."""
+"""The columns of `CompactionPlan.to_df`."""
 
 _CONTENTS = {
     ContentType.DATA: "data file",
@@ -202,12 +202,12 @@ _MOST_NAMED = 3
 class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
     """A plan to compact manifests, carried out by `commit`."""
 
-    doing = "Rewriting leaves"
+    _doing = "Rewriting leaves"
 
     _scope: Scope | None
     _old: OldLayout = field(default_factory=OldLayout)
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return one row for each leaf or root file to rewrite. Runs no job.
 
         Columns: content ("data leaf", "delete leaf", "data file", "delete file"), file_path, spec_id, reasons

@@ -160,7 +160,7 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     CommitConflictError if none are left.
     """
 
-    doing = "Rewriting delete manifests"
+    _doing = "Rewriting delete manifests"
 
     @cached_property
     def _entries(self) -> DataFrame:
@@ -170,7 +170,7 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     def _removal(self) -> Removal:
         return removal_of(self._entries, self._state)
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each dangling delete, with columns of `inspect.delete_files`.
 
         Further columns are data_sequence_number, manifest_path and manifest_pos. The result is lazy, except that the

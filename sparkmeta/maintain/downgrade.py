@@ -287,7 +287,7 @@ PLANNED = pa.schema(
         pa.field("file_size_in_bytes", pa.int64()),
     ]
 )
-"""The columns of `DowngradePlan.files`."""
+"""The columns of `DowngradePlan.to_df`."""
 
 KEEP, WRITE = "keep", "write"
 
@@ -367,11 +367,11 @@ class DowngradePlan(TablePlan[TableT]):
     if another commit has downgraded the table.
     """
 
-    doing = "Writing manifests"
+    _doing = "Writing manifests"
 
     _heads: tuple[Head, ...]
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each leaf and root that branches and tags need, without a job.
 
         Columns: snapshot_id, content ("data", "deletes"), file_path, action ("keep" for Avro manifests that stay
@@ -425,7 +425,7 @@ class _DowngradeStep:
         self.names.next_attempt(metadata)
         row_id = next_row_id(metadata)
         manifests: dict[int, list[pa.Table]] = {head.snapshot_id: [] for head in heads}
-        for group in tracked(groups, DowngradePlan.doing, state.sessions):
+        for group in tracked(groups, DowngradePlan._doing, state.sessions):
             rows, row_id = with_row_ids(self._written(group), row_id)
             for head in group.heads:
                 manifests[head.snapshot_id].append(rows)

@@ -19,7 +19,7 @@ from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
-from sparkmeta.progress import planning
+from sparkmeta.progress import planning, progress
 from sparkmeta.session import local_frame
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
@@ -147,7 +147,7 @@ class ExpirySummary(PlanSummary):
 class ExpiryPlan(TablePlan[TableT]):
     """A plan to expire snapshots, carried out by `commit`."""
 
-    doing = "Expiring snapshots"
+    _doing = "Expiring snapshots"
 
     rules: ExpiryRules
     cleanup: str
@@ -196,7 +196,7 @@ class ExpiryPlan(TablePlan[TableT]):
         state = replace(self.table.state, metadata=metadata)
         return local_frame(state.spark, snapshot_rows(state))
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return one row per file that is no longer needed. Runs jobs, unless the driver reads few lists and manifests.
 
         Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
@@ -210,7 +210,7 @@ class ExpiryPlan(TablePlan[TableT]):
 
     @planning
     def summary(self) -> ExpirySummary:
-        """Return the plan in numbers. Runs the jobs of `files`, and maybe another if it cleans metadata."""
+        """Return the plan in numbers. Runs the jobs of `to_df`, and maybe another if it cleans metadata."""
         return self._summary
 
     @cached_property
@@ -242,8 +242,10 @@ class ExpiryPlan(TablePlan[TableT]):
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
             NotFoundError: a manifest or list of a remaining snapshot is missing; no file is deleted.
         """
-        if not self._committed and super().commit() is not self.table and self.cleanup != NONE:
-            self._deleted.append(self._delete())
+        if not self._committed:
+            with progress(self._doing, self.table.state.sessions):
+                if super().commit() is not self.table and self.cleanup != NONE:
+                    self._deleted.append(self._delete())
         return self._committed[0]
 
     def _commit(self) -> TableT:

@@ -238,12 +238,12 @@ class OrphanPlan(Plan[TableT, Deletion]):
         inventory: the files below the location, instead of a listing.
     """
 
-    doing = "Deleting files"
+    _doing = "Deleting files"
 
     rules: OrphanRules
     inventory: DataFrame | None = None
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each orphan. Runs jobs.
 
         Columns: content ("data", "metadata" or "unfinished write"), file_path, file_size_in_bytes (null if the
@@ -259,7 +259,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
 
     @planning
     def summary(self) -> OrphanSummary:
-        """Return the plan in numbers. Runs the jobs of `files`."""
+        """Return the plan in numbers. Runs the jobs of `to_df`."""
         return self._summary
 
     def commit(self) -> Deletion:
@@ -273,7 +273,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
 
         Raises:
             NoSuchTableError: the table is gone. No file is deleted.
-            NotFoundError, ValidationError: see `files`. No file is deleted.
+            NotFoundError, ValidationError: see `to_df`. No file is deleted.
         """
         return super().commit()
 
@@ -362,7 +362,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         """Return the old files that a version of the table does not need. May run jobs.
 
         Raises:
-            ValidationError: see `files`.
+            ValidationError: see `to_df`.
         """
         refuse_without_gc(table.metadata)
         files, needed = some_columns(files, (*FILES, "hash")), _needed_paths(table)

@@ -193,7 +193,7 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
     be read, the statistics are computed in full.
     """
 
-    doing = "Computing statistics"
+    _doing = "Computing statistics"
 
     _method: str
     _base: Base | None
@@ -209,7 +209,7 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
             return self._state.manifests.slice(0, 0)
         return self._changes.manifests() if self._method == INCREMENTAL else self._state.manifests
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each manifest that is read, without a job. Reads manifest lists or roots.
 
         Columns: content ("data", "deletes"), file_path, file_size_in_bytes.

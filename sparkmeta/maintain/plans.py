@@ -51,23 +51,39 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Plan(ABC, Generic[TableT, DoneT]):
-    """A plan to maintain a table, carried out by `commit`.
+    """A plan to maintain a table, carried out by `commit`. Nothing changes before.
+
+    All maintenance operations return plans, and so does `Catalog.purge_table`. Some plans have more members
+    than these. The reference of `Maintenance` names them.
 
     Attributes:
-        doing: what a commit does, for its progress.
+        table: the table.
     """
 
-    doing: ClassVar[str] = "Committing"
+    # What a commit does, for its progress.
+    _doing: ClassVar[str] = "Committing"
 
     table: TableT
     _committed: list[DoneT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @abstractmethod
     def summary(self) -> PlanSummary:
-        """Return the plan in numbers."""
+        """Return the plan in numbers, which `print` formats and `to_dict()` returns by name. May run jobs.
+
+        `is_empty` of the numbers says whether there is nothing to do.
+        """
+
+    @abstractmethod
+    def to_df(self) -> DataFrame:
+        """Return one row for each file that the plan rewrites, reads for statistics, or deletes. May run jobs.
+
+        Each plan has columns of its own. All have `file_path`.
+        """
 
     def commit(self) -> DoneT:
         """Carry out the plan once and return the new table, or the same table for an empty plan.
+
+        Plans that delete files, but do not change the table, return what was deleted.
 
         Changes of concurrent commits are kept. Retries reuse the files that earlier attempts have written.
 
@@ -80,7 +96,7 @@ class Plan(ABC, Generic[TableT, DoneT]):
             ValidationError: the table or a file does not fit the plan.
         """
         if not self._committed:
-            with progress(self.doing, self.table.state.sessions):
+            with progress(self._doing, self.table.state.sessions):
                 self._committed.append(self._commit())
         return self._committed[0]
 
@@ -111,6 +127,11 @@ class Plan(ABC, Generic[TableT, DoneT]):
     @abstractmethod
     def _outcome(self) -> dict[str, Any] | None:
         """Return the committed changes; None if nothing was committed."""
+
+
+def progress_of(plan: Plan[Any, Any]) -> str:
+    """Return the text that the progress of a plan's commit has."""
+    return plan._doing
 
 
 @dataclass(frozen=True)
@@ -164,10 +185,6 @@ class RewritePlan(SnapshotPlan[TableT], Generic[TableT, OptionsT]):
     def properties(self) -> dict[str, str]:
         """Extra properties for the snapshot's summary."""
         return summary_properties(self.options.snapshot_properties)
-
-    @abstractmethod
-    def files(self) -> DataFrame:
-        """Return one row per file to rewrite."""
 
     @abstractmethod
     def step(self) -> Step | None:

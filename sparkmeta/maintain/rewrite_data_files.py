@@ -397,7 +397,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     their changes.
     """
 
-    doing = "Rewriting data files"
+    _doing = "Rewriting data files"
 
     order: RowOrder | None
     _progress: _Progress = field(default_factory=_Progress, init=False, repr=False, compare=False)
@@ -410,7 +410,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     def _rewrite(self) -> Rewrite:
         return Rewrite(self._groups, self.order)
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each data file to rewrite, with the number of its group.
 
         Columns: file_group, file_path, file_format, spec_id, partition (where the table has any), record_count,
@@ -497,7 +497,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         table, progress = self.table, self._progress
         progress.failed_commits = progress.failed_data_files = 0
         errors: list[SparkmetaError] = []
-        for start, end in tracked([*self._parts], self.doing, table.state.sessions):
+        for start, end in tracked([*self._parts], self._doing, table.state.sessions):
             groups = self._groups.groups.slice(start, end - start)
             try:
                 table = self._commit_part(table, start, end)

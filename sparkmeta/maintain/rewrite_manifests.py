@@ -273,11 +273,11 @@ class ManifestRewriteSummary(SnapshotPlanSummary):
 class ManifestRewritePlan(RewritePlan[TableT, ManifestRewriteOptions]):
     """A plan to rewrite Avro manifests, carried out by `commit`."""
 
-    doing = "Rewriting manifests"
+    _doing = "Rewriting manifests"
 
     _groups: tuple[ManifestGroup, ...]
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each manifest to rewrite, without a job.
 
         Columns: content ("data", "deletes"), file_path, spec_id, live_files and deleted_files (null if the list does
@@ -329,7 +329,7 @@ class _ManifestStep(RewriteStep):
         """See `RewriteStep.apply_to`."""
         _refuse(head)
         if self.written is None:
-            groups = tracked(self.groups, ManifestRewritePlan.doing, head.sessions)
+            groups = tracked(self.groups, ManifestRewritePlan._doing, head.sessions)
             self.written = [self._write(group) for group in groups]
         planned, current = _inherited(self.planned_on), _inherited(head)
         same_version = head.metadata.format_version == self.planned_on.metadata.format_version

@@ -473,7 +473,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     such a data file, or changed the format version.
     """
 
-    doing = "Rewriting delete manifests"
+    _doing = "Rewriting delete manifests"
 
     _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -481,7 +481,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     def _rewrite(self) -> DeleteRewrite:
         return DeleteRewrite(self._state, self.options)
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each position delete file and deletion vector to rewrite.
 
         Columns: the columns of `inspect.delete_files`, data_sequence_number, manifest_path and manifest_pos.
@@ -524,7 +524,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
             self._written.append(self._rewrite.write(self.summary().bytes))
         if not has_tree(self.table.metadata):
             return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
-        removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
+        removed = self.to_df().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
         step = SnapshotStep(self.table.state, WriteTarget(self.branch), dict(self.properties))
         SnapshotUpdate(step).rewrite(removed, deletes=public_files(self._written[0], self._state))
         return step

@@ -169,11 +169,11 @@ class TableStatsSummary(SnapshotPlanSummary):
 class TableStatsPlan(StatisticsPlan[TableT]):
     """A plan to compute table statistics, carried out by `commit`."""
 
-    doing = "Computing statistics"
+    _doing = "Computing statistics"
 
     _columns: dict[str, int]
 
-    def files(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a row for each data file that is read, with the columns of `Scan.plan_files`, lazily."""
         return plan_files(choose(prune_manifests(self._filter)))
 

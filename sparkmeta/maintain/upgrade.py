@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyiceberg.table.refs import SnapshotRefType
 
 from sparkmeta.checks import Options, described, one_of, option
@@ -15,14 +16,17 @@ from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.compaction import CompactionOptions
 from sparkmeta.entries.live import live_count
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
-from sparkmeta.maintain.compact_manifests import CompactionPlan, CompactionSummary, compaction_of
+from sparkmeta.maintain.compact_manifests import PLANNED, CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.session import local_frame
 from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import undo_upgrade, upgrade_lists, upgrade_metadata
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.partitioning import Expression
@@ -138,11 +142,22 @@ class UpgradePlan(TablePlan[TableT]):
         compact: whether to compact the manifests of the main branch in the same commit.
     """
 
-    doing = "Upgrading"
+    _doing = "Upgrading"
 
     to_version: int = TREE_VERSION
     compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def to_df(self) -> DataFrame:
+        """Return the rows of the compaction's plan; none without a compaction, which rewrites no file. Runs no job.
+
+        The columns are those of the plans of `compact_manifests`.
+        """
+        return (
+            local_frame(self.table.state.spark, PLANNED.empty_table())
+            if self.compaction is None
+            else self.compaction.to_df()
+        )
 
     def summary(self) -> UpgradeSummary:
         """Return the changes and the files that are kept. Reads the manifest lists of the branches' heads.
@@ -302,6 +317,10 @@ class UndoUpgradePlan(TablePlan[TableT]):
 
     def __str__(self) -> str:
         return str(self.summary())
+
+    def to_df(self) -> DataFrame:
+        """Return no rows, since only the table's metadata changes. The only column is file_path."""
+        return local_frame(self.table.state.spark, pa.schema([pa.field("file_path", pa.string())]).empty_table())
 
     def summary(self) -> UndoUpgradeSummary:
         """Return the plan in numbers."""

@@ -18,6 +18,7 @@ from sparkmeta.errors import (
     ValidationError,
     first_line,
     shown,
+    with_command_line_message,
 )
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.metadata import (
@@ -398,7 +399,7 @@ def refuse_lists(metadata: TableMetadata, name: str) -> None:
 
     in_python = message("table.maintenance.rewrite_manifests()", "table.maintenance.upgrade(4)")
     on_command_line = message("`sparkmeta rewrite-manifests`", "`sparkmeta upgrade --format-version 4`")
-    raise UnsupportedError(in_python).for_command_line(on_command_line)
+    raise with_command_line_message(UnsupportedError(in_python), on_command_line)
 
 
 def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:

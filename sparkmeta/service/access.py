@@ -260,23 +260,24 @@ class ServeOptions:
     max_pages: int = 100_000
     max_spool_bytes: int = 10_240 * _MIB
 
-    def check(self) -> None:
-        """Raise SettingError if a value is invalid, or the catalog could be read without authentication."""
-        for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
-            if getattr(self, name) <= 0:
-                raise SettingError(f"{name} is {getattr(self, name)}: expected a number above 0")
-        if not 0 <= self.port <= _LAST_PORT:
-            raise SettingError(f"port is {self.port}: expected a number from 0 to {_LAST_PORT}")
-        for name in ("driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
-            if getattr(self, name) < 0:
-                raise SettingError(f"{name} is {getattr(self, name)}: expected a number from 0")
-        if len(self.secret) < _SHORTEST_SECRET:
-            raise SettingError(f"the secret has {len(self.secret)} bytes: expected at least {_SHORTEST_SECRET}")
-        if self.principals is None and not is_loopback(self.host):
-            raise SettingError(
-                f"host is {self.host}: a service that others can reach needs a bearer token (--token-file, "
-                "--principals), also behind a proxy that authenticates users"
-            )
+
+def check_options(options: ServeOptions) -> None:
+    """Raise SettingError if an option of a service is invalid, or the catalog could be read without authentication."""
+    for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
+        if getattr(options, name) <= 0:
+            raise SettingError(f"{name} is {getattr(options, name)}: expected a number above 0")
+    if not 0 <= options.port <= _LAST_PORT:
+        raise SettingError(f"port is {options.port}: expected a number from 0 to {_LAST_PORT}")
+    for name in ("driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
+        if getattr(options, name) < 0:
+            raise SettingError(f"{name} is {getattr(options, name)}: expected a number from 0")
+    if len(options.secret) < _SHORTEST_SECRET:
+        raise SettingError(f"the secret has {len(options.secret)} bytes: expected at least {_SHORTEST_SECRET}")
+    if options.principals is None and not is_loopback(options.host):
+        raise SettingError(
+            f"host is {options.host}: a service that others can reach needs a bearer token (--token-file, "
+            "--principals), also behind a proxy that authenticates users"
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, UnboundPredicate
 from pyiceberg.types import DateType, DoubleType, FloatType, TimestampNanoType, TimestampType
 
+from sparkmeta.catalog.base import with_sessions
 from sparkmeta.changes.file_changes import snapshots_between
 from sparkmeta.changes.range_scan import IncrementalScan
 from sparkmeta.errors import (
@@ -420,7 +421,7 @@ class Tables:
     """The tables of a catalog."""
 
     def __init__(self, catalog: Catalog, sessions: SessionSource) -> None:
-        self.catalog, self._sessions = catalog.with_sessions(sessions), sessions
+        self.catalog, self._sessions = with_sessions(catalog, sessions), sessions
         self._lock = threading.Lock()
         self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.catalog import Catalog, load_catalog
 from sparkmeta.errors import SessionError, UnsupportedError
-from sparkmeta.service.access import ServeOptions
+from sparkmeta.service.access import ServeOptions, check_options
 from sparkmeta.session import SessionSource, map_arrow
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Service:
     """
 
     def __init__(self, catalog: Catalog, sessions: SessionSource, options: ServeOptions) -> None:
-        options.check()
+        check_options(options)
         try:
             import uvicorn
 

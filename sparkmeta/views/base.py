@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from sparkmeta.errors import (
     UnsupportedError,
     shown,
+    with_command_line_message,
 )
 from sparkmeta.operations.view_operations import LoadedView
 from sparkmeta.spec.view_metadata import (
@@ -46,17 +47,15 @@ class BaseView:
     Attributes:
         identifier: its identifier in its catalog.
         metadata_location: the file that the metadata was read from.
-        operations: loads and commits newer versions.
         catalog: the catalog of the view, and of the tables that its queries name without a catalog.
-        sessions: the source of the session that reads its rows.
     """
 
     identifier: tuple[str, ...]
     metadata: ViewMetadata
     metadata_location: str
-    operations: ViewOperations
+    _operations: ViewOperations
     catalog: ViewCatalog
-    sessions: SessionSource
+    _sessions: SessionSource
 
     def name(self) -> tuple[str, ...]:
         """Return the view's identifier."""
@@ -133,7 +132,7 @@ class BaseView:
                 f"{problem}: {option} translates one" if queries else problem
                 for option in ("translate=True", "--translate")
             )
-            raise UnsupportedError(in_python).for_command_line(on_command_line)
+            raise with_command_line_message(UnsupportedError(in_python), on_command_line)
         return translate_query(queries[0].sql, queries[0].dialect, dialect, self.full_name)
 
     def refresh(self) -> Self:
@@ -143,8 +142,8 @@ class BaseView:
             NoSuchViewError: the view is gone.
             ValidationError: another view has taken its place.
         """
-        return self.at(self.operations.refresh())
+        return self._at(self._operations.refresh())
 
-    def at(self, loaded: LoadedView) -> Self:
+    def _at(self, loaded: LoadedView) -> Self:
         """Return the view at another version of its metadata."""
         return replace(self, metadata=loaded.metadata, metadata_location=loaded.metadata_location)

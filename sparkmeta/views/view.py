@@ -77,7 +77,7 @@ class View(BaseView):
         """
         from sparkmeta.views.rows import ViewReader
 
-        session = self.sessions.for_caller(spark).get()
+        session = self._sessions.for_caller(spark).get()
         return ViewReader(session, catalogs or {}, translate).read(self)
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -172,7 +172,9 @@ class View(BaseView):
                 if new_metadata == view.metadata:
                     return view
             try:
-                return view.at(view.operations.commit(LoadedView(view.metadata_location, view.metadata), new_metadata))
+                return view._at(
+                    view._operations.commit(LoadedView(view.metadata_location, view.metadata), new_metadata)
+                )
             except CommitFailedError:
                 if attempt == retries.count or (time.monotonic() - started) * 1000 > retries.total_ms:
                     raise

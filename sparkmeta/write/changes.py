@@ -430,18 +430,17 @@ class RowChanges(ABC):
             idempotency_key: as for `append`.
             isolation: as for `delete`.
         """
-        from sparkmeta.write.merge import Merge
+        from sparkmeta.write.merge import Merge, MergeRequest
 
-        def run(merge: Merge[Self]) -> Self:
-            return self._change_rows(
-                RequestedChange(
-                    lambda change: change.merge(merge),
-                    branch,
-                    snapshot_properties,
-                    idempotency_key,
-                    isolation,
-                    reads=True,
-                )
+        def requested(merge: MergeRequest) -> RequestedChange:
+            return RequestedChange(
+                lambda change: change.merge(merge),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+                reads=True,
             )
 
-        return Merge(source, on, run)  # type: ignore[arg-type]
+        request = MergeRequest(source, on)  # type: ignore[arg-type]
+        return Merge(request, lambda merge: self._change_rows(requested(merge)))

@@ -182,6 +182,21 @@ class Clause:
         return self.action != Action.DELETE and self.values is None
 
 
+@dataclass(frozen=True)
+class MergeRequest:
+    """A merge to carry out.
+
+    Attributes:
+        source: the rows to merge.
+        on: the condition on which rows match, or the key columns.
+        clauses: what happens to the rows.
+    """
+
+    source: DataFrame
+    on: str | Sequence[str] | Column
+    clauses: tuple[Clause, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Merge(Generic[ResultT]):
     """Collects the clauses of a merge; see `Table.merge`. Each method returns a new object.
@@ -190,13 +205,11 @@ class Merge(Generic[ResultT]):
     Among the clauses of one kind, the first whose condition holds for a row applies to it.
     """
 
-    source: DataFrame
-    on: str | Sequence[str] | Column
-    run: Callable[[Merge[ResultT]], ResultT]
-    clauses: tuple[Clause, ...] = ()
+    _request: MergeRequest
+    _run: Callable[[MergeRequest], ResultT]
 
     def __repr__(self) -> str:
-        return f"Merge(on={shown(str(self.on))}, {counted(len(self.clauses), 'clause')})"
+        return f"Merge(on={shown(str(self._request.on))}, {counted(len(self._request.clauses), 'clause')})"
 
     def when_matched(self, condition: Column | str | None = None) -> WhenMatched[ResultT]:
         """Begin a clause for rows of the table that match a row of the source."""
@@ -219,17 +232,18 @@ class Merge(Generic[ResultT]):
                 `Table.append`.
             CommitConflictError: another commit changed the data that this merge is based on.
         """
-        if not self.clauses:
+        clauses = self._request.clauses
+        if not clauses:
             raise ValidationError("a merge needs at least one clause: when_matched().update_all(), for example")
         for when in When:
-            of_kind = [clause for clause in self.clauses if clause.when == when]
+            of_kind = [clause for clause in clauses if clause.when == when]
             if any(clause.condition is None for clause in of_kind[:-1]):
                 problem = "a clause without a condition precedes others of its kind, which would never apply"
                 raise ValidationError(f"{when}: {problem}")
-        return self.run(self)
+        return self._run(self._request)
 
     def _with(self, clause: Clause) -> Merge[ResultT]:
-        return replace(self, clauses=(*self.clauses, clause))
+        return replace(self, _request=replace(self._request, clauses=(*self._request.clauses, clause)))
 
 
 @dataclass(frozen=True)
@@ -316,7 +330,7 @@ class MergeSource:
         return self.keys is not None and self.duplicate is None
 
 
-def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
+def merge_source(merge: MergeRequest, schema: Schema, table: str) -> MergeSource:
     """Check the source of a merge against a table and compute its rows. Runs jobs.
 
     Args:
@@ -361,7 +375,7 @@ def _shown(column: tuple[str, str]) -> Column:
     return value.cast("string").alias(name) if kind.startswith(("date", "timestamp")) else value
 
 
-def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:
+def _keys(merge: MergeRequest, schema: Schema, table: str) -> tuple[str, ...] | None:
     """Return the names of the key columns; None if rows match by a condition."""
     on = merge.on
     if isinstance(on, str):
@@ -398,7 +412,7 @@ def key_names(names: Sequence[str], present: Sequence[str], schema: Schema, tabl
     return tuple(names)
 
 
-def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
+def _check(merge: MergeRequest, schema: Schema, table: str) -> None:
     """Check the source's columns that are in the table. Clauses that insert rows need all required columns."""
     source = merge.source
     inserts = any(clause.takes_all and clause.when == When.NOT_MATCHED for clause in merge.clauses)
@@ -430,7 +444,7 @@ _CLAUSE: Final = "_merge_clause"
 _BROADCAST_ROWS: Final = 200_000
 
 
-def merged_rows(state: TableState, merge: Merge[Any], lineage: tuple[str, ...]) -> MergedRows:
+def merged_rows(state: TableState, merge: MergeRequest, lineage: tuple[str, ...]) -> MergedRows:
     """Check a merge and return the rows that it changes and adds. Runs jobs.
 
     Args:
@@ -463,7 +477,7 @@ class MergedRows:
     """
 
     matching: Matching
-    merge: Merge[Any]
+    merge: MergeRequest
     source: MergeSource
     lineage: tuple[str, ...]
 
@@ -755,7 +769,7 @@ def _of(side: str, name: str) -> Column:
 
 def upsert_of(
     rows: DataFrame, keys: Sequence[str] | None, schema: Schema, table: str, *, updates: bool, inserts: bool
-) -> Merge[None]:
+) -> MergeRequest:
     """Check rows and return the merge that carries out their upsert.
 
     Args:
@@ -773,12 +787,14 @@ def upsert_of(
     check_columns(rows, schema, table)
     kinds = {field.name: field.field_type for field in schema.fields}
     value_columns = [name for name in rows.columns if name not in names]
-    merge = Merge(rows, names, lambda _: None)
+    clauses = []
     if updates and value_columns:
         # Spark can't compare maps or types that contain them.
         differs = [F.lit(True) if has_map(kinds[name]) else _differs(name) for name in value_columns]
-        merge = merge.when_matched(reduce(or_, differs)).update_all()
-    return merge.when_not_matched().insert_all() if inserts else merge
+        clauses.append(Clause(When.MATCHED, reduce(or_, differs), Action.UPDATE))
+    if inserts:
+        clauses.append(Clause(When.NOT_MATCHED, None, Action.INSERT))
+    return MergeRequest(rows, names, tuple(clauses))
 
 
 def upsert_keys(keys: Sequence[str] | None, schema: Schema, table: str) -> tuple[str, ...]:

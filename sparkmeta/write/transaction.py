@@ -27,7 +27,7 @@ from sparkmeta.write.files import lineage_columns
 from sparkmeta.write.given_rows import given_frame, given_rows
 from sparkmeta.write.input import assigned_values, with_values
 from sparkmeta.write.matching import Matching
-from sparkmeta.write.merge import Merge, merged_rows, upsert_of
+from sparkmeta.write.merge import merged_rows, upsert_of
 from sparkmeta.write.tasks import delete_written, deleted_on_failure
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.write.changes import Rows
     from sparkmeta.write.few_upserts import FewUpsert
     from sparkmeta.write.matching import Masks
-    from sparkmeta.write.merge import MergedRows
+    from sparkmeta.write.merge import MergedRows, MergeRequest
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class RowChange:
             raise ValidationError(f"{self._metadata.location}: two of the rows have the key {shown(duplicate)}")
         self._merge(rows, masks=masks)
 
-    def merge(self, merge: Merge[Any]) -> None:
+    def merge(self, merge: MergeRequest) -> None:
         source = given_frame(merge.source, self._state)
         self._merge(merged_rows(self.head, replace(merge, source=source), self._lineage))
 

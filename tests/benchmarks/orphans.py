@@ -105,7 +105,7 @@ def _by_java(spark: SparkSession, location: str) -> int:
 
 def _by_spark(spark: SparkSession, location: str, inventory: DataFrame | None = None) -> int:
     table = sm.load_table(location, spark=spark)
-    return table.maintenance.remove_orphan_files(files=inventory).files().count()
+    return table.maintenance.remove_orphan_files(files=inventory).to_df().count()
 
 
 def _create_files(spark: SparkSession, location: str) -> int:

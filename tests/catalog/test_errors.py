@@ -11,6 +11,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
+from sparkmeta.errors import InvalidNameError
 from tests.rest.proxy import Fault, Way, rest_proxy
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_what_is_no_identifier_of_a_table(identifier: Any, tmp_path: Path) -> No
         lambda: catalog.register_table(identifier, "/t/v1.metadata.json"),
     ]
     for call in calls:
-        with pytest.raises(sm.InvalidNameError, match=r"the identifier is .*: expected .*name"):
+        with pytest.raises(InvalidNameError, match=r"the identifier is .*: expected .*name"):
             call()
 
 

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from pyiceberg.catalog.glue import GlueCatalog
 
 import sparkmeta as sm
+from sparkmeta.errors import NamespaceNotEmptyError, NoSuchNamespaceError
 from tests.catalog.test_operations import SCHEMA, SPEC
 from tests.s3 import ACCESS_KEY, BUCKET, SECRET_KEY
 
@@ -45,7 +46,7 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
     renamed = catalog.rename_table(f"{ns}.t", f"{ns}.u", spark)
     assert (renamed.name(), renamed.metadata.table_uuid) == ((ns, "u"), created.metadata.table_uuid)
     assert (catalog.table_exists(f"{ns}.t"), catalog.table_exists(f"{ns}.u")) == (False, True)
-    with pytest.raises(sm.NamespaceNotEmptyError):
+    with pytest.raises(NamespaceNotEmptyError):
         catalog.drop_namespace(ns)
     catalog.drop_table(f"{ns}.u")
     registered = catalog.register_table(f"{ns}.w", created.metadata_location, spark)
@@ -58,7 +59,7 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
     assert (moved.metadata.table_uuid, moved.properties["a"]) == (tree.metadata.table_uuid, "2")
     with pytest.raises(sm.TableAlreadyExistsError):
         catalog.rename_table(f"{ns}.w", f"{ns}.moved", spark)
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.rename_table(f"{ns}.w", "none.w", spark)
     catalog.drop_table(f"{ns}.moved")
     assert catalog.register_table(f"{ns}.tree", moved.metadata_location, spark).metadata == moved.metadata
@@ -73,7 +74,7 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
             operation()
     with pytest.raises(sm.NoSuchTableError, match=r"catalog aws: \w+\.none: "):
         catalog.load_table(f"{ns}.none", spark)
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.list_tables("none")
     catalog.drop_table(f"{ns}.w")
     catalog.drop_namespace(ns)

@@ -8,6 +8,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.errors import NoSuchNamespaceError
 from sparkmeta.operations.rest import load_rest_table
 from tests.rest.old_server import OldServer, old_server
 from tests.spec.table_metadata import VERSIONS
@@ -55,7 +56,7 @@ def test_what_the_server_lacks(server: OldServer) -> None:
         catalog.list_views("ns")
     with pytest.raises(sm.UnsupportedError, match=r"^catalog old: ns\.t2: .*Not Acceptable"):
         catalog.rename_table("ns.t2", "ns.other")
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.list_tables("none")
 
 

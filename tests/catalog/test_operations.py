@@ -19,6 +19,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.cli import main
+from sparkmeta.errors import NamespaceAlreadyExistsError, NamespaceNotEmptyError, NoSuchNamespaceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +52,7 @@ def ns(catalog: sm.Catalog) -> str:
 
 
 def test_namespaces(catalog: sm.Catalog, ns: str) -> None:
-    with pytest.raises(sm.NamespaceAlreadyExistsError):
+    with pytest.raises(NamespaceAlreadyExistsError):
         catalog.create_namespace(ns)
     catalog.create_namespace_if_not_exists(ns)
     for name in ("b", "a"):
@@ -59,17 +60,17 @@ def test_namespaces(catalog: sm.Catalog, ns: str) -> None:
     assert (ns,) in catalog.list_namespaces()
     assert catalog.list_namespaces(ns) == [(ns, "a"), (ns, "b")]
     assert catalog.namespace_exists(f"{ns}.a")
-    with pytest.raises(sm.NamespaceNotEmptyError):
+    with pytest.raises(NamespaceNotEmptyError):
         catalog.drop_namespace(ns)
     catalog.create_table(f"{ns}.a.t", SCHEMA)
-    with pytest.raises(sm.NamespaceNotEmptyError):
+    with pytest.raises(NamespaceNotEmptyError):
         catalog.drop_namespace((ns, "a"))
     catalog.drop_table(f"{ns}.a.t")
     for name in ("a", "b"):
         catalog.drop_namespace((ns, name))
     catalog.drop_namespace(ns)
     assert not catalog.namespace_exists(ns)
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.drop_namespace(ns)
 
 
@@ -130,7 +131,7 @@ def test_renaming_and_registering(catalog: sm.Catalog, ns: str, version: int) ->
     catalog.create_table(f"{ns}.t", SCHEMA)
     with pytest.raises(sm.TableAlreadyExistsError):
         catalog.rename_table(f"{ns}.t", f"{ns}.deep.u")
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.rename_table(f"{ns}.t", f"{ns}.none.u")
 
     with pytest.raises(sm.TableAlreadyExistsError):
@@ -138,7 +139,7 @@ def test_renaming_and_registering(catalog: sm.Catalog, ns: str, version: int) ->
     catalog.drop_table(f"{ns}.deep.u")
     registered = catalog.register_table(f"{ns}.w", renamed.metadata_location)
     assert (registered.name(), registered.metadata, registered.read_only) == ((ns, "w"), created.metadata, False)
-    with pytest.raises(sm.NoSuchNamespaceError):
+    with pytest.raises(NoSuchNamespaceError):
         catalog.register_table(f"{ns}.none.w", renamed.metadata_location)
     with pytest.raises(sm.SparkmetaError, match=r"none-\S+\.metadata\.json"):
         catalog.register_table(f"{ns}.x", renamed.metadata_location.replace("00000", "none"))
@@ -224,7 +225,7 @@ def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spa
     plan = catalog.purge_table(name)
     assert plan.summary().files == expected
     assert f"\n  metadata: {expected['metadata']} files\n" in f"{plan.summary()}\n"
-    paths = [Path(row.file_path.removeprefix("file:")) for row in plan.files().collect()]
+    paths = [Path(row.file_path.removeprefix("file:")) for row in plan.to_df().collect()]
     assert len(paths) == sum(expected.values())
     assert all(path.exists() for path in paths)
     deletion = plan.commit()
@@ -235,8 +236,9 @@ def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spa
         "stray.txt"
     ]
     assert not catalog.table_exists(name)
+    assert plan.commit() is deletion
     with pytest.raises(sm.NoSuchTableError):
-        plan.commit()
+        catalog.purge_table(name)
 
 
 @pytest.mark.parametrize("configuration", ["sql"], indirect=True)
@@ -246,7 +248,7 @@ def test_purging_a_damaged_table(catalog: IcebergCatalog, ns: str) -> None:
     rows = pa.table({"id": [1], "name": ["a"]}, schema=table.schema().as_arrow())
     catalog.pyiceberg.load_table(f"{ns}.t").append(rows)
     plan = catalog.purge_table(f"{ns}.t")
-    (manifest,) = (row.file_path for row in plan.files().where("content = 'manifest'").collect())
+    (manifest,) = (row.file_path for row in plan.to_df().where("content = 'manifest'").collect())
     Path(manifest.removeprefix("file:")).write_bytes(b"no manifest")
     with pytest.raises(sm.ValidationError, match=Path(manifest).name):
         catalog.purge_table(f"{ns}.t").commit()

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 import sparkmeta as sm
 from sparkmeta.catalog.configuration import spark_catalog
+from sparkmeta.errors import InvalidArgumentError
 from tests.peers.java import Java
 from tests.peers.workshop import Workshop
 
@@ -68,7 +69,7 @@ def test_what_has_no_equal_is_named(monkeypatch: pytest.MonkeyPatch, configured:
     with pytest.raises(sm.UnsupportedError, match=rf"catalog prod: spark\.sql\.catalog\.prod\.{named}") as refused:
         configured_catalog(monkeypatch, **configured)
     assert "secret" not in str(refused.value).replace("secret.key", "")
-    with pytest.raises(sm.InvalidArgumentError, match=r"spark\.sql\.catalog\.prod\.warehouse is not set"):
+    with pytest.raises(InvalidArgumentError, match=r"spark\.sql\.catalog\.prod\.warehouse is not set"):
         configured_catalog(monkeypatch, type="hadoop")
 
 

@@ -266,7 +266,7 @@ def test_a_commit_while_a_view_is_renamed(folders: FileSystemCatalog, monkeypatc
 
     def interrupted(operations: FileSystemViewOperations, base: Any, new: Any) -> Any:
         commit(
-            view.operations,
+            view._operations,
             LoadedView(view.metadata_location, view.metadata),
             replace(view.metadata, properties={"a": "b"}),
         )  # type: ignore[arg-type]

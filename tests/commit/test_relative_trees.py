@@ -90,7 +90,7 @@ def test_a_copied_folder_is_a_table(spark: SparkSession, tree: sm.Table) -> None
     copy = sm.load_table(str(copied), spark=spark)
     copy.maintenance.expire_snapshots(older_than=soon(), retain_last=1).commit()
     copy = copy.refresh()
-    assert copy.maintenance.remove_orphan_files().files().isEmpty()
+    assert copy.maintenance.remove_orphan_files().to_df().isEmpty()
     assert ids(copy) == rows
     assert copy.check().isEmpty()
     assert {location.partition("/")[0] for location in written(copied)} == {"data", "metadata"}

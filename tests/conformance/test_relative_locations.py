@@ -186,7 +186,7 @@ def looks(table: sm.Table) -> dict[str, Any]:
 def orphans(table: sm.Table) -> set[str]:
     old = datetime.now(UTC) - timedelta(days=4)
     plan = table.maintenance.remove_orphan_files(older_than=old)
-    return {path.removeprefix(local_path(table.location())) for path in planned_paths(plan.files())}
+    return {path.removeprefix(local_path(table.location())) for path in planned_paths(plan.to_df())}
 
 
 @pytest.mark.java

@@ -23,7 +23,13 @@ from sparkmeta.arrow_types import spark_schema
 from sparkmeta.commit import file_writer, lists, snapshot_writer, vector_targets
 from sparkmeta.data_source import sink
 from sparkmeta.entries import relation
-from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, UnsupportedError
+from sparkmeta.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    InvalidArgumentError,
+    SparkmetaError,
+    UnsupportedError,
+)
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows import arrow_reader
 from sparkmeta.snapshot import search
@@ -461,27 +467,27 @@ def test_upserts_that_are_too_large(catalog: sm.Catalog, monkeypatch: pytest.Mon
     ("options", "overwrite", "kind", "error"),
     [
         ({"path": "/nowhere"}, False, sm.NoSuchTableError, "/nowhere"),
-        ({"path": ""}, False, sm.InvalidArgumentError, "path is missing"),
+        ({"path": ""}, False, InvalidArgumentError, "path is missing"),
         (
             {"brunch": "a"},
             False,
-            sm.InvalidArgumentError,
+            InvalidArgumentError,
             "'brunch' is not an option of writes; options are path, catal",
         ),
-        ({"mode": "merge"}, False, sm.InvalidArgumentError, "mode is 'merge': expected append or upsert"),
+        ({"mode": "merge"}, False, InvalidArgumentError, "mode is 'merge': expected append or upsert"),
         (
             {"overwrite-mode": "all"},
             True,
-            sm.InvalidArgumentError,
+            InvalidArgumentError,
             "overwrite-mode is 'all': expected static or dynamic",
         ),
-        ({"keys": "id"}, False, sm.InvalidArgumentError, "keys is 'id', which is for the mode upsert"),
+        ({"keys": "id"}, False, InvalidArgumentError, "keys is 'id', which is for the mode upsert"),
         ({"mode": "upsert"}, False, sm.ValidationError, "keys is missing, and the schema names"),
         ({"mode": "upsert", "keys": "id,ix"}, False, sm.ValidationError, "ix"),
         ({"mode": "upsert", "keys": "id"}, True, sm.ValidationError, "mode is upsert, .*: expected append"),
         ({"branch": "none"}, False, sm.ValidationError, "none"),
         ({"snapshot-property.operation": "x"}, False, sm.ValidationError, "property operation is computed"),
-        ({"snapshot-id": "5"}, False, sm.InvalidArgumentError, "'snapshot-id' is not an option of writes"),
+        ({"snapshot-id": "5"}, False, InvalidArgumentError, "'snapshot-id' is not an option of writes"),
     ],
 )
 def test_bad_options(

@@ -21,6 +21,7 @@ from sparkmeta.catalog import load_catalog
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.functions import call
 from sparkmeta.data_source.options import ReadOptions
+from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.rows import arrow_reader
 from sparkmeta.session import NoSession
 from sparkmeta.settings import Settings
@@ -248,30 +249,30 @@ def test_names_of_catalogs(registered: SparkSession, folder: Path, orders: str) 
     ("options", "kind", "error"),
     [
         ({"path": "/nowhere"}, sm.NoSuchTableError, "/nowhere"),
-        ({"path": ""}, sm.InvalidArgumentError, "path is missing"),
-        ({"tabel": "files"}, sm.InvalidArgumentError, "'tabel' is not an option; options are path, table, catalog"),
-        ({"table": "fils"}, sm.InvalidArgumentError, "table is 'fils': expected rows, plan, health, entries"),
-        ({"table": "refs", "tag": "first"}, sm.InvalidArgumentError, "table refs is of all snapshots"),
-        ({"table": "files", "filter": "id = 1"}, sm.InvalidArgumentError, "filter is for plan and rows"),
+        ({"path": ""}, InvalidArgumentError, "path is missing"),
+        ({"tabel": "files"}, InvalidArgumentError, "'tabel' is not an option; options are path, table, catalog"),
+        ({"table": "fils"}, InvalidArgumentError, "table is 'fils': expected rows, plan, health, entries"),
+        ({"table": "refs", "tag": "first"}, InvalidArgumentError, "table refs is of all snapshots"),
+        ({"table": "files", "filter": "id = 1"}, InvalidArgumentError, "filter is for plan and rows"),
         (
             {"table": "files", "columns": "id"},
-            sm.InvalidArgumentError,
+            InvalidArgumentError,
             "no column 'id' in the metadata table, which",
         ),
         (
             {"table": "refs", "columns": "id"},
-            sm.InvalidArgumentError,
+            InvalidArgumentError,
             "no column 'id' in the table, which has 'name', 'type'",
         ),
-        ({"columns": "ix"}, sm.InvalidArgumentError, ".*ix"),
-        ({"columns": 'id, "note'}, sm.InvalidArgumentError, "has a quote without its end"),
+        ({"columns": "ix"}, InvalidArgumentError, ".*ix"),
+        ({"columns": 'id, "note'}, InvalidArgumentError, "has a quote without its end"),
         ({"filter": "nothing = 1"}, sm.InvalidFilterError, ".*nothing"),
         ({"snapshot-id": "5"}, sm.NoSuchSnapshotError, ".*5"),
-        ({"snapshot-id": "five"}, sm.InvalidArgumentError, "snapshot-id is 'five': expected a whole number"),
+        ({"snapshot-id": "five"}, InvalidArgumentError, "snapshot-id is 'five': expected a whole number"),
         ({"tag": "main"}, sm.NoSuchSnapshotError, ".*has no tag 'main': it is a branch"),
         ({"branch": "none"}, sm.NoSuchSnapshotError, ".*'none'"),
-        ({"as-of-timestamp": "noon"}, sm.InvalidArgumentError, "as-of-timestamp is 'noon': expected milliseconds"),
-        ({"ref": "main", "tag": "first"}, sm.InvalidArgumentError, "ref and tag each name a snapshot"),
+        ({"as-of-timestamp": "noon"}, InvalidArgumentError, "as-of-timestamp is 'noon': expected milliseconds"),
+        ({"ref": "main", "tag": "first"}, InvalidArgumentError, "ref and tag each name a snapshot"),
     ],
 )
 def test_bad_options(orders: str, options: dict[str, str], kind: type[Exception], error: str) -> None:

@@ -38,6 +38,7 @@ from pyiceberg.types import (
 
 import sparkmeta as sm
 from sparkmeta.changes import change_plans
+from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.rows import arrow_reader
 from tests.maintain.test_expire import soon
 from tests.peers.java import Java
@@ -590,7 +591,7 @@ def test_schema_changes(tmp_path: Path) -> None:
         update.rename_column("name", "title")
     table = append(table.refresh(), id=3, title="c", part="y", extra="f")
     with pytest.raises(
-        sm.InvalidArgumentError, match=r"no column 'name' in the table.*: load the stream again, and start"
+        InvalidArgumentError, match=r"no column 'name' in the table.*: load the stream again, and start"
     ):
         query.drain()
     query.start()
@@ -600,7 +601,7 @@ def test_schema_changes(tmp_path: Path) -> None:
         update.delete_column("extra")
         update.add_column("extra", LongType())
     table = append(table.refresh(), id=4, title="d", part="y", extra=7)
-    with pytest.raises(sm.InvalidArgumentError, match="column extra is string in the schema: expected bigint"):
+    with pytest.raises(InvalidArgumentError, match="column extra is string in the schema: expected bigint"):
         query.drain()
     query.start()
     assert [row[:5] for row in query.drain()] == [(4, "d", "y", 7, "INSERT")]
@@ -615,7 +616,7 @@ def test_a_changed_filter(tmp_path: Path) -> None:
     query.run()
     query.options["filter"] = "id > 2"
     query.start()
-    with pytest.raises(sm.InvalidArgumentError, match="with the table and filter 'rows', not 'rows id > 2'"):
+    with pytest.raises(InvalidArgumentError, match="with the table and filter 'rows', not 'rows id > 2'"):
         query.drain()
     del query.options["filter"]
     query.start()
@@ -663,7 +664,7 @@ def test_bad_options(tmp_path_factory: pytest.TempPathFactory, options: dict[str
 
 def test_options_of_streams_are_not_for_batches(tmp_path: Path) -> None:
     source = sm.DataSource({"path": place(made(tmp_path)), "stream-from-timestamp": "1"})
-    with pytest.raises(sm.InvalidArgumentError, match="'stream-from-timestamp' is not an option"):
+    with pytest.raises(InvalidArgumentError, match="'stream-from-timestamp' is not an option"):
         source.reader(source.schema())
 
 

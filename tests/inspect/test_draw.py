@@ -10,11 +10,12 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta import CorruptFileError, NoSuchSnapshotError, Table, load_catalog
+from sparkmeta import NoSuchSnapshotError, Table, load_catalog
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect import draw as drawing_module
 from sparkmeta.inspect.draw import Drawing, draw
 from sparkmeta.inspect.draw_svg import svg_of
-from sparkmeta.inspect.excerpt import Entry, Node, counted
+from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
@@ -112,7 +113,7 @@ def test_the_life_of_a_tree(spark: SparkSession, table: Table):
     for text in ("M1  data manifest", " 1 D2", "DV of D4", "masks {1, 2} of M1 · new are {2} · inline", "DELETED"):
         assert text in drawn
     assert drawing._repr_svg_() == drawing.svg
-    assert svg_of(drawing) in drawing._repr_html_()
+    assert svg_of(drawing._excerpt) in drawing._repr_html_()
     # The drawing of the first snapshot is unchanged.
     first = table.snapshots()[0].snapshot_id
     assert "DV1" not in table.draw(first).text
@@ -170,7 +171,7 @@ def drawn(table: Table, entries: list[dict[str, Any]], monkeypatch: pytest.Monke
     monkeypatch.setattr(drawing_module, "_read", read)
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    return drawing_module._of_root(table.state, snapshot, root), opened
+    return Drawing(drawing_module._of_root(table.state, snapshot, root)), opened
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_of_ten_thousand_leaves_an_excerpt_is_drawn(committed: Table, monkeypatc
     drawing, opened = drawn(committed, [*leaves, *masks, *files], monkeypatch)
     # The entries that the snapshot changed, though they are far behind, then the first entries.
     assert opened == [f"/m/{number}.parquet" for number in (*range(6), 7000, 9001)]
-    assert drawing.left_out == (
+    assert drawing._excerpt.left_out == (
         "9,992 more data manifests: 9,992 existing",
         "4,996 more manifest DVs: 4,996 existing",
         "988 more data files: 327 added, 334 existing, 327 deleted",
@@ -282,6 +283,6 @@ def test_references_in_a_circle_are_drawn():
         Node(Entry(ContentType.DELETE_MANIFEST, Status.EXISTING, place, location, f"X{place}", refers=other))
         for place, (location, other) in enumerate(pairs)
     )
-    drawn = texts(Drawing("s", "root manifest", "/r", 3, nodes).svg)
+    drawn = texts(Drawing(Excerpt("s", "root manifest", "/r", 3, nodes)).svg)
     # In the root's box, and in their own.
     assert [drawn.count(f"X{place}  delete manifest") for place in range(3)] == [2, 2, 2]

@@ -20,6 +20,7 @@ import pytest
 from pyiceberg.schema import index_by_id
 
 import sparkmeta as sm
+from sparkmeta.errors import CorruptFileError
 from tests.inspect.comparison import assert_same_rows, collected, plain_type
 from tests.peers import corpus as peers
 from tests.peers.java import METADATA_TABLES, NOW, At
@@ -110,7 +111,7 @@ def test_snapshots_of_other_types_are_shown_by_their_own(name: str, corpus: peer
     # Bounds of another type are unknown, partition values are not.
     assert inspect.all_manifests().collect()
     for kind in BOTH_FAIL[name][1:]:
-        with pytest.raises(sm.CorruptFileError, match=r"not a value of type long|is 'a': not int64"):
+        with pytest.raises(CorruptFileError, match=r"not a value of type long|is 'a': not int64"):
             getattr(inspect, kind)()
 
 

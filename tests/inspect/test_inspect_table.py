@@ -12,6 +12,7 @@ from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, MapType
 
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.manifest_rows import all_manifests_rows, manifest_rows
 from sparkmeta.inspect.position_deletes import row_field
 from sparkmeta.plan.file_columns import leaf_columns
@@ -224,5 +225,5 @@ def test_all_manifests_add_the_snapshot() -> None:
     ],
 )
 def test_lists_that_contradict_the_table(listed: pa.RecordBatch, field: str) -> None:
-    with pytest.raises(sm.CorruptFileError, match=field):
+    with pytest.raises(CorruptFileError, match=field):
         all_manifests_rows({1: [("identity", "int")]}, listed, 8, "list")

@@ -25,7 +25,7 @@ def readings(table: sm.Table) -> dict[str, list[str]]:
         "plan": rows(table.scan("part = 'p1'").plan_files()),
         "check": rows(table.check()),
         "changes": rows(table.file_changes(None)),
-        "expiry": rows(expiry.files()),
+        "expiry": rows(expiry.to_df()),
     }
 
 

@@ -88,7 +88,7 @@ def test_small_leaves_become_one(table: sm.Table) -> None:
         table = append(table, 10 * number, 10 * number + 1)
     table = delete(table, 1, 20)
     plan = table.maintenance.compact_manifests()
-    rows = plan.files().collect()
+    rows = plan.to_df().collect()
     assert [(row.content, row.group, row.masked_entries > 0) for row in rows].count(("data leaf", 0, True)) == 2
     assert {reason for row in rows for reason in row.reasons} == {"small", "masked"}
     table = compacted(table, everything=True)
@@ -153,7 +153,7 @@ def test_what_others_do_meanwhile_stays(table: sm.Table, tmp_path: Path) -> None
         table = append(table, 10 * number, 10 * number + 1, 10 * number + 2)
     table = delete(table, 1)
     plan = table.maintenance.compact_manifests()
-    assert len(plan.files().collect()) == 5
+    assert len(plan.to_df().collect()) == 5
     other = append(table, 100, 101)
     other = delete(other, 11, 21)
     other = mask_rows(other, tmp_path, "v.puffin", f20=[1])
@@ -216,7 +216,7 @@ def test_only_leaves_that_the_filter_may_match(table: sm.Table) -> None:
 
 def _summaries(table: sm.Table, plan: Any) -> list[Any]:
     paths = table.inspect.manifests().selectExpr("path file_path", "partition_summaries[0].lower_bound lower")
-    return plan.files().select("file_path").join(paths, "file_path").collect()
+    return plan.to_df().select("file_path").join(paths, "file_path").collect()
 
 
 def test_files_of_the_root_become_a_leaf(table: sm.Table, tmp_path: Path) -> None:

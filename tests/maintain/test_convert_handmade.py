@@ -157,7 +157,7 @@ def test_large_manifests_are_sorted_among_tasks(spark: SparkSession, tmp_path: P
         table.add(0, 0, *(data(f"x:f{i}", 1, **long_bounds(7 * i % 1009, 7 * i % 1009)) for i in range(start, 900, 2)))
     upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
     plan = upgraded.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=200)
-    assert {tuple(row.reasons) for row in plan.files().collect()} == {("layout",)}
+    assert {tuple(row.reasons) for row in plan.to_df().collect()} == {("layout",)}
     before, after = seen(upgraded), plan.commit()
     assert seen(after) == before
     assert after.state.tree is not None

@@ -161,7 +161,7 @@ def test_branches_and_tags_of_a_tree(spark: SparkSession, tmp_path: Path) -> Non
         ("audit",): (heads["audit"], False), ("side",): (heads["side"], True), ("main",): (heads["main"], True),
     }  # fmt: skip
     assert [head.live_files for head in summary.heads] == [19 + 2, 21 + 2, 23 + 4]
-    rows = plan.files().collect()
+    rows = plan.to_df().collect()
     assert {row.snapshot_id for row in rows} == set(heads.values())
     assert {row.action for row in rows} == {"write"}
     assert sum(row.live_files for row in rows) == sum(head.live_files or 0 for head in summary.heads)
@@ -258,7 +258,7 @@ def test_position_deletes_stay_with_their_files(spark: SparkSession, tmp_path: P
     handmade.add(0, 1, *(data(path, partition={"part": "a"}) for path in paths)).add(1, 1, *deletes).write()
     table = sm.load_table(f"file://{tmp_path}", spark=spark).maintenance.upgrade(4).commit()
     table = delete_files(table, paths[:1]).maintenance.remove_dangling_deletes().commit()
-    assert {row.action for row in table.maintenance.downgrade(3).files().collect()} == {"write"}
+    assert {row.action for row in table.maintenance.downgrade(3).to_df().collect()} == {"write"}
     after = table.maintenance.downgrade(3).commit()
     rows = after.scan().plan_files().selectExpr("file_path", "deletes.file_path AS deletes").collect()
     assert {row.file_path: row.deletes for row in rows} == {paths[1]: ["file:///t/d1"], paths[2]: []}

@@ -145,7 +145,7 @@ def planned_paths(files: DataFrame) -> set[str]:
 def planned_by_tasks(spark: SparkSession, table: sm.Table, **options: Any) -> set[str]:
     """Return the paths of a plan for which tasks read lists and manifests, however few they are."""
     with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "1"}):
-        return planned_paths(table.refresh().maintenance.expire_snapshots(**options).files())
+        return planned_paths(table.refresh().maintenance.expire_snapshots(**options).to_df())
 
 
 def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
@@ -194,11 +194,11 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     table = opened(shop)
     chosen = rng.choice(table.metadata.snapshots).timestamp_ms + 1
     plan = table.maintenance.expire_snapshots(older_than=chosen, retain_last=1)
-    planned, before = planned_paths(plan.files()), files_below(shop.folder)
+    planned, before = planned_paths(plan.to_df()), files_below(shop.folder)
     assert isinstance(plan._files, pa.Table)
     assert planned == planned_by_tasks(spark, table, older_than=chosen, retain_last=1)
     assert sum(plan.summary().files.values()) == len(planned)
-    sizes = {local_path(row.file_path): row.file_size_in_bytes for row in plan.files().collect()}
+    sizes = {local_path(row.file_path): row.file_size_in_bytes for row in plan.to_df().collect()}
     assert {path: size for path, size in sizes.items() if size is not None} == {
         path: Path(path).stat().st_size for path, size in sizes.items() if size is not None
     }
@@ -224,7 +224,7 @@ def test_what_stays_is_read_as_before(spark: SparkSession, seed: int) -> None:
     rows = {
         snapshot_id: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {snapshot_id}")) for snapshot_id in retained
     }
-    planned, before = planned_paths(plan.files()), files_below(shop.folder)
+    planned, before = planned_paths(plan.to_df()), files_below(shop.folder)
     after = plan.commit()
     assert before - files_below(shop.folder) == planned
     assert [snapshot.snapshot_id for snapshot in after.metadata.snapshots] == retained
@@ -264,10 +264,10 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
     retained = files.keys() - expired
     assert len(retained) == 2
-    assert planned_paths(plan.files()) == planned_by_tasks(spark, table, older_than=int(time.time() * 1000) + HOUR)
+    assert planned_paths(plan.to_df()) == planned_by_tasks(spark, table, older_than=int(time.time() * 1000) + HOUR)
     needed = set[str]().union(*(files[snapshot_id] for snapshot_id in retained))
     unneeded = set[str]().union(*(files[snapshot_id] for snapshot_id in expired)) - needed
-    assert planned_paths(plan.files()) == unneeded
+    assert planned_paths(plan.to_df()) == unneeded
     assert {"/data/f1", "/data/f2"} <= unneeded
     before = {snapshot_id: table.scan(snapshot_id=snapshot_id).plan_files().count() for snapshot_id in retained}
     after = plan.commit()
@@ -313,10 +313,10 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
     options = {"older_than": cutoff, "retain_last": rng.randrange(1, 4)}
     plan = table.maintenance.expire_snapshots(**options)
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
-    assert planned_paths(plan.files()) == planned_by_tasks(spark, table, **options)
+    assert planned_paths(plan.to_df()) == planned_by_tasks(spark, table, **options)
     needed = set[str]().union(*(files[snapshot_id] for snapshot_id in files.keys() - expired))
     unneeded = set[str]().union(*(files[snapshot_id] for snapshot_id in expired)) - needed
-    assert planned_paths(plan.files()) == unneeded
+    assert planned_paths(plan.to_df()) == unneeded
     before = files_below(folder)
     after = plan.commit()
     assert before - files_below(folder) == {path for path in unneeded if path in before}
@@ -507,7 +507,7 @@ def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
     plan = table.maintenance.expire_snapshots(older_than=soon())
     summary = plan.summary()
     assert (summary.missing, summary.files["manifest list"]) == (1, 1)
-    assert first not in planned_paths(plan.files())
+    assert first not in planned_paths(plan.to_df())
     assert plan.commit().scan().to_df().count() == 1
 
 
@@ -522,7 +522,7 @@ def test_a_missing_manifest_dv_of_an_expired_snapshot(spark: SparkSession, tmp_p
     puffin.unlink()
     plan = table.maintenance.expire_snapshots(older_than=soon())
     assert plan.summary().missing == 1
-    assert not [path for path in planned_paths(plan.files()) if path.endswith(".puffin")]
+    assert not [path for path in planned_paths(plan.to_df()) if path.endswith(".puffin")]
     assert len(plan.commit().metadata.snapshots) == 1
 
 
@@ -617,7 +617,7 @@ def test_a_tag_that_comes_first(tree: sm.Table) -> None:
     """A snapshot that was tagged since the plan stays, with its files."""
     first = tree.metadata.snapshots[0].snapshot_id
     plan = tree.maintenance.expire_snapshots(older_than=soon())
-    assert "/data/f1" in planned_paths(plan.files())
+    assert "/data/f1" in planned_paths(plan.to_df())
     tree.manage_snapshots().create_tag(first, "audit").commit()
     after = plan.commit()
     assert [snapshot.snapshot_id for snapshot in after.metadata.snapshots] == [first, tree.metadata.current_snapshot_id]
@@ -651,7 +651,7 @@ def test_nothing_to_do(tree: sm.Table) -> None:
     assert plan.summary().is_empty
     assert str(plan.summary()) == f"{tree.full_name}: none of its 3 snapshots expires"
     assert plan.commit() is tree
-    assert plan.files().isEmpty()
+    assert plan.to_df().isEmpty()
 
 
 def test_only_metadata_is_deleted(tree: sm.Table) -> None:

@@ -141,17 +141,17 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     table, before = opened(shop), files_below(shop.folder)
     rows = row_texts(shop.sql("SELECT * FROM {t}"))
     plan = table.maintenance.remove_orphan_files()
-    planned = planned_paths(plan.files())
+    planned = planned_paths(plan.to_df())
     assert planned == listed_by_java(shop)
     with configured(spark, BY_TASKS):
         by_tasks = opened(shop).maintenance.remove_orphan_files(older_than=plan.rules.older_than_ms)
-        assert planned_paths(by_tasks.files()) == planned
+        assert planned_paths(by_tasks.to_df()) == planned
         assert by_tasks.summary() == plan.summary()
     assert planned >= planted
     assert not planned & (hidden | young)
     located = [f"file://{path}" for path in before - young]
     by_inventory = table.maintenance.remove_orphan_files(files=inventory_of(spark, located * 2))
-    assert sorted(row.file_path for row in by_inventory.files().collect()) == sorted(
+    assert sorted(row.file_path for row in by_inventory.to_df().collect()) == sorted(
         f"file://{path}" for path in planned
     )
     summary = plan.summary()
@@ -176,7 +176,7 @@ def test_partition_folders_with_hidden_names(spark: SparkSession) -> None:
     planted = plant(shop.folder, "data/_p=a/.q=b/lost", "data/_p=c/x", "data/.q=/y")
     plant(shop.folder, "data/_p=a/_x/lost", "data/_pp=a/x", "data/_p/x", "data/_p=a/.lost")
     age(shop.folder)
-    planned = planned_paths(opened(shop).maintenance.remove_orphan_files().files())
+    planned = planned_paths(opened(shop).maintenance.remove_orphan_files().to_df())
     assert planned == planted == listed_by_java(shop)
 
 
@@ -208,7 +208,7 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
             plan = table.maintenance.remove_orphan_files(
                 files=spark.table("inventory"), location=on_h1, prefix_mismatch_mode=mode, **options
             )
-            planned = {row.file_path for row in plan.files().collect()}
+            planned = {row.file_path for row in plan.to_df().collect()}
             assert planned == {row.orphan_file_location for row in rows}, (text, mode)
             orphans = {len(prefixes)} | (mismatched if mode == "delete" else set())
             assert planned == {listed[number] for number in orphans}, (text, mode)
@@ -221,7 +221,7 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
     plan = table.maintenance.remove_orphan_files(
         files=spark.table("inventory"), location=on_h1, equal_schemes=everything, equal_authorities={"h2": "h1"}
     )
-    assert [row.file_path for row in plan.files().collect()] == [listed[-1]]
+    assert [row.file_path for row in plan.to_df().collect()] == [listed[-1]]
 
 
 def test_paths_are_compared_as_storage_compares_them(spark: SparkSession) -> None:
@@ -310,7 +310,7 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytes
     young = plant(folder, "data/young.parquet", f"metadata/{uuid.uuid4()}-m0.parquet")
     needed_files, before = needed(table), files_below(folder)
     plan = table.maintenance.remove_orphan_files()
-    planned = planned_paths(plan.files())
+    planned = planned_paths(plan.to_df())
     assert planned == before - needed_files - young
     assert planned >= left
     summary = plan.summary()
@@ -335,7 +335,7 @@ def test_files_that_a_commit_needs_meanwhile(spark: SparkSession, tmp_path: Path
     age(folder)
     append_real(table, 5)
     plan = table.maintenance.remove_orphan_files()
-    assert planned_paths(plan.files()) == planted - {str(folder / "data/f5")}
+    assert planned_paths(plan.to_df()) == planted - {str(folder / "data/f5")}
     append_real(table.refresh(), 6, 8)
     deletion = plan.commit()
     assert deletion.files == {"data": 1}
@@ -352,7 +352,7 @@ def test_files_that_can_not_be_deleted(spark: SparkSession, tmp_path: Path, monk
     age(folder)
     plan = table.maintenance.remove_orphan_files()
     assert plan.result()["committed"] is None
-    assert planned_paths(plan.files()) == {first, second}
+    assert planned_paths(plan.to_df()) == {first, second}
     Path(first).unlink()
     Path(first).mkdir()
     deletion = plan.commit()
@@ -382,15 +382,15 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     of_inner = plant(folder, "ns/inner/data/lost")
     age(folder)
     plan = table.maintenance.remove_orphan_files()
-    assert planned_paths(plan.files()) == orphans
+    assert planned_paths(plan.to_df()) == orphans
     assert plan.summary().other_tables == (f"{folder}/ns/inner/",)
     assert "files of other tables stay" in str(plan.summary())
     # The inner table's folder is below the outer table's.
     with pytest.raises(ValidationError, match=r"another table shares .*metadata/v\d.metadata.json"):
-        below.maintenance.remove_orphan_files(force=True).files()
-    assert planned_paths(below.maintenance.remove_orphan_files(shared_location=True).files()) == of_inner
+        below.maintenance.remove_orphan_files(force=True).to_df()
+    assert planned_paths(below.maintenance.remove_orphan_files(shared_location=True).to_df()) == of_inner
     with pytest.raises(ValidationError, match="another table shares"):
-        table.maintenance.remove_orphan_files(location=f"{folder}/ns/inner/data").files()
+        table.maintenance.remove_orphan_files(location=f"{folder}/ns/inner/data").to_df()
     # An earlier table in the same folder, and the same table by another path.
     former = json.loads((folder / "metadata/v1.metadata.json").read_bytes()) | {"table-uuid": str(uuid.uuid4())}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
@@ -410,11 +410,11 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     link = tmp_path / "link"
     link.symlink_to(folder)
     with pytest.raises(ValidationError, match="another table shares"):
-        table.maintenance.remove_orphan_files(location=str(link)).files()
+        table.maintenance.remove_orphan_files(location=str(link)).to_df()
     # A link to a folder of the table is not followed.
     (folder / "alias").symlink_to(folder / "data")
-    assert planned_paths(plan.files()) == orphans
-    assert planned_paths(table.maintenance.remove_orphan_files().files()) == orphans
+    assert planned_paths(plan.to_df()) == orphans
+    assert planned_paths(table.maintenance.remove_orphan_files().to_df()) == orphans
 
 
 def test_a_table_that_is_opened_elsewhere(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +431,7 @@ def test_a_table_that_is_opened_elsewhere(spark: SparkSession, tmp_path: Path, m
     relative = relative.refresh()
     assert all(entry.metadata_file.startswith("/") for entry in relative.metadata.metadata_log)
     age(folder)
-    assert planned_paths(relative.maintenance.remove_orphan_files().files()) == orphans
+    assert planned_paths(relative.maintenance.remove_orphan_files().to_df()) == orphans
     (link := tmp_path / "link").symlink_to(folder)
     with sm.load_table(str(link), spark=spark).transaction() as tx:
         tx.set_properties({"a": "c"})
@@ -453,7 +453,7 @@ def test_paths_with_empty_and_dot_segments(spelling: str, version: int, tmp_path
     spelled = spelling.format(tmp_path)
     for options in ({}, {"location": spelled}, {"location": str(tmp_path / "t")}):
         plan = sm.load_table(spelled, spark=spark).maintenance.remove_orphan_files(**options)
-        assert [Path(path).name for path in planned_paths(plan.files())] == ["lost"]
+        assert [Path(path).name for path in planned_paths(plan.to_df())] == ["lost"]
 
 
 def test_a_name_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_a_name_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
     Path(os.fsdecode(unreadable)).touch()
     age(folder_of(table))
     plan = table.maintenance.remove_orphan_files()
-    assert planned_paths(plan.files()) == orphans
+    assert planned_paths(plan.to_df()) == orphans
     plan.commit()
     assert os.path.exists(unreadable)  # noqa: PTH110  a name of bytes
 
@@ -475,13 +475,13 @@ def test_another_location(spark: SparkSession, tmp_path: Path) -> None:
     planted = plant(folder, "data/lost", "lost")
     age(folder)
     plan = table.maintenance.remove_orphan_files(location=f"file://{folder}/data")
-    assert planned_paths(plan.files()) == {str(folder / "data/lost")}
+    assert planned_paths(plan.to_df()) == {str(folder / "data/lost")}
     summary = table.maintenance.remove_orphan_files().summary()
     assert summary.elsewhere == 1
     assert "1 files referenced by the table are outside this location, which was not searched" in str(summary)
-    assert planned_paths(table.maintenance.remove_orphan_files(location=str(tmp_path)).files()) == planted
+    assert planned_paths(table.maintenance.remove_orphan_files(location=str(tmp_path)).to_df()) == planted
     with pytest.raises(NotFoundError, match="none: there is no file below it"):
-        table.maintenance.remove_orphan_files(location=f"{folder}/none").files()
+        table.maintenance.remove_orphan_files(location=f"{folder}/none").to_df()
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_a_table_on_s3(spark: SparkSession, s3: S3Server, kind: str) -> None:
     table = other.load_table("db.t", spark=spark)
     plan = table.maintenance.remove_orphan_files(older_than=soon(), force=True)
     lost = {f"{table.location()}/{name}" for name in ("data/lost", "metadata/1-2-root-3.parquet")}
-    assert {row.file_path for row in plan.files().collect()} == lost
+    assert {row.file_path for row in plan.to_df().collect()} == lost
     assert plan.summary().bytes == {"data": 4, "metadata": 4}
     assert plan.commit().files == {"data": 1, "metadata": 1}
     assert table.maintenance.remove_orphan_files(older_than=soon(), force=True).summary().is_empty

@@ -174,8 +174,8 @@ def without_vectors(model: dict[Any, dict[str, Any]], table: sm.Table) -> dict[A
 def assert_incremental(plan: Any, base: int) -> None:
     summary = plan.summary()
     assert (summary.method, summary.base_snapshot_id) == ("incremental", base)
-    assert summary.manifests == plan.files().count()
-    assert summary.bytes == sum(row.file_size_in_bytes for row in plan.files().collect())
+    assert summary.manifests == plan.to_df().count()
+    assert summary.bytes == sum(row.file_size_in_bytes for row in plan.to_df().collect())
     plan.commit()
     assert plan.result()["committed"]["method"] == "incremental"
 
@@ -394,7 +394,7 @@ def test_the_plan(tree: sm.Table) -> None:
     ]
     again = after.maintenance.compute_partition_stats()
     assert again.summary().is_empty
-    assert again.files().collect() == []
+    assert again.to_df().collect() == []
     assert "has partition statistics" in str(again.summary())
     assert again.commit() is after
     replaced = after.maintenance.compute_partition_stats(full=True).commit()
@@ -480,13 +480,13 @@ def test_orphans_and_expiry_know_the_file(tree: sm.Table) -> None:
     stray = path.replace(".parquet", "-stray.parquet")
     Path(stray).write_bytes(b"")
     orphans = table.maintenance.remove_orphan_files(older_than=4_000_000_000_000, force=True)
-    assert stray in {local_path(row.file_path) for row in orphans.files().collect()}
+    assert stray in {local_path(row.file_path) for row in orphans.to_df().collect()}
     orphans.commit()
     assert statistics_files(table) == {path}
     table = append(table, 9)
     plan = table.maintenance.expire_snapshots(older_than=4_000_000_000_000)
     assert ("partition statistics file", file.statistics_path) in {
-        (row.content, row.file_path) for row in plan.files().collect()
+        (row.content, row.file_path) for row in plan.to_df().collect()
     }
 
 

@@ -93,14 +93,14 @@ def test_what_is_not_opened(spark: SparkSession) -> None:
     shop.append(again)
     moved = Path(local_path(other)).rename(f"{local_path(other)}.away")
     plan = opened(shop).maintenance.expire_snapshots(older_than=soon())
-    assert not [path for path in planned_paths(plan.files()) if path.endswith(".parquet")]
+    assert not [path for path in planned_paths(plan.to_df()) if path.endswith(".parquet")]
     shop.append(shop.data_file("gone.parquet", {"id": [3]}, ["c"]))
     shop.sql("DELETE FROM {t} WHERE part = 'c'")
     with pytest.raises(sm.NotFoundError, match=Path(other).name):
-        opened(shop).maintenance.expire_snapshots(older_than=soon()).files()
+        opened(shop).maintenance.expire_snapshots(older_than=soon()).to_df()
     moved.rename(local_path(other))
     plan = opened(shop).maintenance.expire_snapshots(older_than=soon())
-    data_files = {Path(path).name for path in planned_paths(plan.files()) if path.endswith(".parquet")}
+    data_files = {Path(path).name for path in planned_paths(plan.to_df()) if path.endswith(".parquet")}
     assert data_files == {"gone.parquet"}
     after = plan.commit()
     assert after.scan().to_df().count() == 2
@@ -122,7 +122,7 @@ def test_a_file_that_was_added_again_under_another_partition(spark: SparkSession
     table = change(table, removed=files("again", "b").union(files("gone", "b")).select("file_path"))
     table = change(table, files("again", "z"))
     unneeded = {
-        Path(path).name for path in planned_paths(table.maintenance.expire_snapshots(older_than=soon()).files())
+        Path(path).name for path in planned_paths(table.maintenance.expire_snapshots(older_than=soon()).to_df())
     }
     assert "gone" in unneeded
     assert "again" not in unneeded
@@ -146,6 +146,6 @@ def test_a_file_that_was_added_again_under_another_spec(spark: SparkSession, tmp
     table = change(table, removed=files("again", 0, "a").select("file_path"))
     table = change(table, files("again", 1, "a"), files("gone", 1, "b").select("file_path"))
     plan = table.maintenance.expire_snapshots(older_than=soon())
-    unneeded = {Path(path).name for path in planned_paths(plan.files())}
+    unneeded = {Path(path).name for path in planned_paths(plan.to_df())}
     assert "gone" in unneeded
     assert "again" not in unneeded

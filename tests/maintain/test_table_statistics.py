@@ -108,7 +108,7 @@ def test_many_values(spark: SparkSession) -> None:
     assert snapshot_id is not None
     theirs = blobs(java_computes(JavaStatistics(spark, table.location()), snapshot_id, "id", "name", "s.a"))
     plan = table.refresh().maintenance.compute_table_stats(columns=["id", "name", "s.a"])
-    assert plan.summary().data_files == plan.files().count() > 0
+    assert plan.summary().data_files == plan.to_df().count() > 0
     after = plan.commit()
     (file,) = after.metadata.statistics
     ours = blobs(file.statistics_path)

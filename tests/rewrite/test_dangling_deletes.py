@@ -135,7 +135,7 @@ def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed
     model = RandomTable(tmp_path, random.Random(seed), version)
     before = sm.load_table(f"file://{tmp_path}", spark=spark)
     plan = before.maintenance.remove_dangling_deletes()
-    rows = plan.files().collect()
+    rows = plan.to_df().collect()
     assert {row["file_path"] for row in rows} == model.dangling
     planned, live = applied_deletes(before), live_deletes(before)
     after = plan.commit()
@@ -150,7 +150,7 @@ def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed
     RandomTable(other, random.Random(seed), version)
     tree = sm.load_table(f"file://{other}", spark=spark).maintenance.upgrade(4).commit()
     plan = tree.maintenance.remove_dangling_deletes(snapshot_properties={"why": "tidy"})
-    assert {row["file_path"] for row in plan.files().collect()} == model.dangling
+    assert {row["file_path"] for row in plan.to_df().collect()} == model.dangling
     masked = plan.commit()
     assert set(live_deletes(masked)) == set(live) - model.dangling
     assert applied_deletes(masked) == applied_deletes(tree)
@@ -198,7 +198,7 @@ def test_java_finds_none_afterwards(spark: SparkSession, version: int, seed: int
     rows = row_texts(shop.sql(f"SELECT {columns} FROM {{t}}"))
     plan = before.maintenance.remove_dangling_deletes()
     assert not plan.summary().is_empty
-    paths = sorted(row["file_path"] for row in plan.files().collect())
+    paths = sorted(row["file_path"] for row in plan.to_df().collect())
     after = plan.commit()
     changes = after.file_changes(before.metadata.current_snapshot_id, after.metadata.current_snapshot_id).collect()
     assert sorted((row["change_type"], row["file_path"]) for row in changes) == [("removed", path) for path in paths]

@@ -128,7 +128,7 @@ def test_which_files_are_chosen(spark: SparkSession, tmp_path: Path, name: str) 
     table.add(1, 1, *of_a, *of_b)
     table.write()
     plan = sm.load_table(f"file://{tmp_path}", spark=spark).maintenance.rewrite_position_delete_files(**options)
-    assert {row["file_path"] for row in plan.files().collect()} == expected
+    assert {row["file_path"] for row in plan.to_df().collect()} == expected
 
 
 def test_files_about_the_same_data_file_are_merged(spark: SparkSession, tmp_path: Path) -> None:

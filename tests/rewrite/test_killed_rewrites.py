@@ -93,7 +93,7 @@ def test_rewrites_are_killed(spark: SparkSession, tmp_path: Path, version: int, 
         assert sorted(table.scan().to_arrow().column("id").to_pylist()) == expected
         assert not table.arrow.check().num_rows
         left = files_below(Path(local_path(location))) - reached(table)
-        orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
+        orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).to_df())
         assert orphans == left
         outcomes.append((process.returncode == -signal.SIGKILL, table.current_snapshot() != snapshot))
         # The next rewrite has something to do.

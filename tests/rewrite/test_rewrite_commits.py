@@ -73,7 +73,7 @@ def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> Non
         "table": before.full_name, "snapshot_id": 10, "data_manifests": 8, "delete_manifests": 0, "kept_manifests": 0,
         "manifests_after": 10, "live_files": 288, "bytes": 0,
     }  # fmt: skip
-    planned = plan.files().collect()
+    planned = plan.to_df().collect()
     assert sum(row["live_files"] for row in planned) == 288
     assert sum(row["deleted_files"] for row in planned) == 32
     table = plan.commit()
@@ -132,7 +132,7 @@ def test_a_filter_and_a_spec_choose_manifests(spark: SparkSession, tmp_path: Pat
         table.add(1, 1, deletion_vector(f"file:///t/a0-{number}", partition={"part": "a"}))
     table.write()
     before = sm.load_table(f"file://{tmp_path}", spark=spark)
-    chosen = before.maintenance.rewrite_manifests("part = 'b'").files().collect()
+    chosen = before.maintenance.rewrite_manifests("part = 'b'").to_df().collect()
     assert {(row["content"], row["spec_id"]) for row in chosen} == {("data", 1), ("data", 2)}
     assert sum(row["spec_id"] == 1 for row in chosen) == 2
     plan = before.maintenance.rewrite_manifests("part = 'b'", spec_id=1)

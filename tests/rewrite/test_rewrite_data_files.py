@@ -135,13 +135,13 @@ def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, versio
         ]
         plan = table.maintenance.rewrite_data_files(**python_options(settings))
         ours: dict[int, set[str]] = {}
-        for row in plan.files().collect():
+        for row in plan.to_df().collect():
             ours.setdefault(row.file_group, set()).add(row.file_path)
         assert theirs, settings
         assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, settings
         if "rewrite-job-order" in settings:
             field = settings["rewrite-job-order"].partition("-")[0]
-            sizes = {row.file_path: row.file_size_in_bytes for row in plan.files().collect()}
+            sizes = {row.file_path: row.file_size_in_bytes for row in plan.to_df().collect()}
             figures = [
                 sum(sizes[path] for path in ours[number]) if field == "bytes" else len(ours[number])
                 for number in range(len(ours))
@@ -157,7 +157,7 @@ def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp
     java, table = Java(spark), sm.load_table(str(tmp_path), spark=spark)
     whole = table.maintenance.rewrite_data_files(target_file_size_bytes=1000, max_file_group_input_files=6)
     groups: dict[int, list[str]] = {}
-    for row in whole.files().orderBy("file_group", "manifest_pos").collect():
+    for row in whole.to_df().orderBy("file_group", "manifest_pos").collect():
         groups.setdefault(row.file_group, []).append(row.file_path)
     for most in ("1", "7", "10", "1000"):
         options = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": most}
@@ -166,7 +166,7 @@ def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp
         theirs = [len(list(elements(group.rewrittenFiles()))) for group in iterate(planner.plan().groups())]
         plan = table.maintenance.rewrite_data_files(**python_options(options))
         ours: dict[int, set[str]] = {}
-        for row in plan.files().collect():
+        for row in plan.to_df().collect():
             ours.setdefault(row.file_group, set()).add(row.file_path)
         assert sum(map(len, ours.values())) == sum(theirs)
         assert plan.summary().data_files == sum(theirs)
@@ -191,7 +191,7 @@ def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
     plan = table.maintenance.rewrite_data_files(min_input_files=2)
     summary = plan.summary()
     assert (summary.deleted_files, summary.groups) == (1, 5)
-    assert summary.data_files == plan.files().count() == table.inspect.data_files().count()
+    assert summary.data_files == plan.to_df().count() == table.inspect.data_files().count()
     starting = table.current_snapshot().sequence_number
     table = plan.commit()
     assert rows_of(table, selected_fields=LINEAGE) == before
@@ -336,7 +336,7 @@ def test_partial_progress_and_another_spec(spark: SparkSession, tmp_path: Path, 
     )  # fmt: skip
     assert plan.summary().commits == 4
     # One of the files is gone when the plan is committed: its part fails, and the others go on.
-    (lost,) = [row.file_path for row in plan.files().where("file_group = 0").limit(1).collect()]
+    (lost,) = [row.file_path for row in plan.to_df().where("file_group = 0").limit(1).collect()]
     gone = spark.createDataFrame([(lost,)], "file_path STRING")
     with table.transaction() as tx:
         tx.update_snapshot("audit").delete(gone)
@@ -369,7 +369,7 @@ def test_partial_progress_past_a_damaged_file(spark: SparkSession, tmp_path: Pat
         partial_progress_max_commits=2,
     )  # fmt: skip
     assert (plan.summary().groups, plan.summary().commits) == (4, 2)
-    unread = plan.files().where("file_group < 2").collect()
+    unread = plan.to_df().where("file_group < 2").collect()
     damaged = Path(local_path(unread[0].file_path))
     damaged.write_bytes(b"PAR1" + b"\xff" * 60 + damaged.read_bytes()[64:])
     table = plan.commit()
@@ -455,7 +455,7 @@ def test_conflicts_and_a_lost_answer(
     aside = deleted.refresh().maintenance.rewrite_data_files(rewrite_all=True, branch="side")
     aside.summary()
     with deleted.refresh().transaction() as tx:
-        tx.update_snapshot("side").delete(aside.files().select("file_path").limit(1))
+        tx.update_snapshot("side").delete(aside.to_df().select("file_path").limit(1))
     with pytest.raises(sm.CommitConflictError, match="is not a live file of the table any more"):
         aside.commit()
 

@@ -88,7 +88,7 @@ def test_rows_stay(spark: SparkSession, seed: int) -> None:
     assert head.summary.additional_properties["added-dvs"] == str(len(deletes))
     assert after.maintenance.rewrite_position_delete_files().summary().is_empty
     again = after.maintenance.remove_dangling_deletes()
-    assert not [row for row in again.files().collect() if row["content"] == 1]
+    assert not [row for row in again.to_df().collect() if row["content"] == 1]
 
 
 def command(location: str, *arguments: str, code: int = 0) -> str:

@@ -298,7 +298,7 @@ def test_metadata_decides_as_rows_do(small: sm.Table) -> None:
     assert all(residual == {"type": "and", "left": not_null, "right": not_a} for residual in planned.values())
     assert files_of(small.delete("s != 'a'")) == {number: files[number] for number in (1, 2, 3, 4)}
     rewrite = small.maintenance.rewrite_data_files("s != 'a'", rewrite_all=True)
-    assert {row.file_path for row in rewrite.files().collect()} == planned.keys()
+    assert {row.file_path for row in rewrite.to_df().collect()} == planned.keys()
 
 
 def test_every_operation_selects_the_same(spark: SparkSession, small: sm.Table) -> None:
@@ -332,7 +332,7 @@ def test_rewrites_choose_the_files_that_iceberg_chooses(spark: SparkSession) -> 
     shop.insert_files(["1L, 'a'", "2L, NULL"], ["3L, NULL", "4L, NULL"], ["5L, 'b'"], ["6L, 'a'"])
     table = sm.load_table(str(shop.folder), spark=spark)
     for text in ("s <> 'a'", "NOT (s IN ('a', 'c') OR id = 1)", "NOT s LIKE 'b%'"):
-        ours = table.maintenance.rewrite_data_files(text, rewrite_all=True).files().count()
+        ours = table.maintenance.rewrite_data_files(text, rewrite_all=True).to_df().count()
         assert 0 < ours < 4
         head = shop.snapshot_id()
         theirs = shop.call("rewrite_data_files", f"`where` => \"{text}\", options => map('rewrite-all', 'true')")

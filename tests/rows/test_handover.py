@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import sparkmeta as sm
-from sparkmeta.errors import from_spark
+from sparkmeta.errors import SettingError, from_spark
 from sparkmeta.rows.planned import FILES, NUMBER, POSITION, read_files, understands_logs
 from sparkmeta.session import is_connect
 from sparkmeta.settings import Settings
@@ -60,7 +60,7 @@ def test_connect_refuses_logs(spark: SparkSession, tmp_path: Path) -> None:
         pytest.skip("a classic session")
     files = write(tmp_path, "a")
     assert read_files(spark, files, schema("id"), Settings()).count() == 3
-    with pytest.raises(sm.SettingError, match="file-handover is log"):
+    with pytest.raises(SettingError, match="file-handover is log"):
         read_files(spark, files, schema("id"), Settings(file_handover="log"))
 
 

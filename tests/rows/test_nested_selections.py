@@ -17,6 +17,7 @@ from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
+from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.spec.schema import schema_from_json, schema_to_json
 from tests.data_source.test_sql import read as read_source
@@ -492,7 +493,7 @@ def test_rows_in_one_process(seed: int, tmp_path: Path) -> None:
         selection, kind, of = reading.selection, reading.kind, reading.of
         scan = table.scan(case_sensitive=selection.case_sensitive)
         if not kind["fields"] and not selection.metadata:
-            with pytest.raises(sm.InvalidArgumentError, match="is not among the columns"):
+            with pytest.raises(InvalidArgumentError, match="is not among the columns"):
                 selection.on(scan)
             continue
         expected = reading.rows(history.live.values(), metadata)
@@ -501,7 +502,7 @@ def test_rows_in_one_process(seed: int, tmp_path: Path) -> None:
         assert_rows(batches.read_all(), kind, selection.metadata, expected, of)
         if selection.case_sensitive and len(selection.steps) == 1:
             assert texts(by_source(reading, kind, selection.metadata, place)) == texts(expected), of
-    with pytest.raises(sm.InvalidArgumentError, match="select names no column"):
+    with pytest.raises(InvalidArgumentError, match="select names no column"):
         table.scan().select()
 
 

@@ -25,10 +25,18 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.errors import FileAccessError
+from sparkmeta.errors import FileAccessError, SettingError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
-from sparkmeta.service.access import ANYBODY, Principal, Principals, ServeOptions, one_token, principals_from_json
+from sparkmeta.service.access import (
+    ANYBODY,
+    Principal,
+    Principals,
+    ServeOptions,
+    check_options,
+    one_token,
+    principals_from_json,
+)
 from sparkmeta.service.pages import PageWriter, Spool, cut_pages
 from sparkmeta.service.plans import Tables
 from sparkmeta.service.requests import ApiError, parse_plan_request
@@ -398,9 +406,9 @@ def test_users_of_a_proxy(tables: Mapping[str, str], spark: SparkSession):
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, spark: SparkSession, tables):
-    with pytest.raises(sm.SettingError, match=message):
+    with pytest.raises(SettingError, match=message):
         sm.serve(LocatedTables({}), spark, **options)
-    ServeOptions(host="0.0.0.0", principals=one_token(TOKEN)).check()
+    check_options(ServeOptions(host="0.0.0.0", principals=one_token(TOKEN)))
 
 
 @pytest.mark.parametrize(
@@ -421,7 +429,7 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, spark: 
     ],
 )
 def test_invalid_principals(text: str):
-    with pytest.raises(sm.SettingError):
+    with pytest.raises(SettingError):
         principals_from_json(text)
 
 

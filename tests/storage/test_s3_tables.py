@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta import settings
 from sparkmeta.catalog.iceberg import IcebergCatalog
-from sparkmeta.errors import from_spark
+from sparkmeta.errors import FileAccessError, from_spark
 from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.plans import explained
@@ -254,7 +254,7 @@ def test_credentials_of_the_environment_stay_with_the_driver(
         with pytest.raises(Exception, match=r"(?i)credentials") as caught:
             paths(catalog.load_table(IDENTIFIER, spark))
         known = from_spark(caught.value)
-    assert isinstance(known, sm.FileAccessError)
+    assert isinstance(known, FileAccessError)
     assert "s3://" in str(known)
     assert "properties" in str(known)
     assert SECRET_KEY not in str(caught.value)

@@ -11,6 +11,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import load_file_io
 
 import sparkmeta as sm
+from sparkmeta.errors import FileAccessError
 from sparkmeta.storage import content
 from sparkmeta.storage.content import VendedIO
 from sparkmeta.storage.files import IOFiles, executor_reader
@@ -136,7 +137,7 @@ def test_expired_credentials(
         vendor.vended += 1
         clock.now += HOUR
         name = rf"catalog lake has vended for the table {vendor.namespace}\.t have expired: a new plan or read gets"
-        with pytest.raises(sm.FileAccessError, match=rf"^s3://\S+: the credentials that {name}") as caught:
+        with pytest.raises(FileAccessError, match=rf"^s3://\S+: the credentials that {name}") as caught:
             expired.read(table.metadata_location)
         assert "\n" not in str(caught.value)
         assert SECRET_KEY not in str(caught.value)

@@ -88,7 +88,7 @@ def main(master: str, folder: Path, kind: str) -> None:
         noted[name] = sorted(path.name for path in notes.iterdir())
     read = [tuple(row) for row in table.scan().to_df().select("id", "n").collect()]
     left = unreached_files(table)
-    orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
+    orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).to_df())
     print(json.dumps({"rows": sorted(read), "left": sorted(left), "orphans": sorted(orphans), "notes": noted}))  # noqa: T201
 
 

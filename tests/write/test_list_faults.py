@@ -164,7 +164,7 @@ class Stage:
     def orphans(self) -> set[str]:
         """Return the orphans that the table's own search finds."""
         soon = datetime.now(UTC) + timedelta(hours=1)
-        return planned_paths(self.table().maintenance.remove_orphan_files(older_than=soon, force=True).files())
+        return planned_paths(self.table().maintenance.remove_orphan_files(older_than=soon, force=True).to_df())
 
 
 @dataclass(frozen=True)

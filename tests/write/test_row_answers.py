@@ -110,7 +110,7 @@ def test_a_change_whose_answer_is_lost(
     expected = {"avro"} if case.catalog == "REST" else {"avro", "json"}
     assert case.is_done or {path.rpartition(".")[2] for path in left} >= expected, "nothing was deleted"
     assert all(is_named(path, caplog.text) for path in left)
-    orphans = planned_paths(table.refresh().maintenance.remove_orphan_files(older_than=soon(), force=True).files())
+    orphans = planned_paths(table.refresh().maintenance.remove_orphan_files(older_than=soon(), force=True).to_df())
     assert orphans - stage.contents.keys() == left
     if not case.is_done:
         change.run(table.refresh())

@@ -103,7 +103,7 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
         read = sorted(map(tuple, table.scan(snapshot_id=snapshot.snapshot_id).to_df().collect()))
         assert read == sorted(row for number, count in enumerate(done) for row in rows_after(number, count))
     left = unreached_files(table)
-    orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
+    orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).to_df())
     assert orphans == left
     print(f"v{version} {mode}: {killed} kills, {len(left)} files left")  # noqa: T201
 

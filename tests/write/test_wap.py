@@ -170,7 +170,7 @@ def test_each_operation_is_staged_or_goes_to_the_branch_once(
         return
     # A staged snapshot is part of the table until it expires.
     orphans = table.maintenance.remove_orphan_files(older_than=soon(), force=True)
-    assert planned_paths(orphans.files()) == set()
+    assert planned_paths(orphans.to_df()) == set()
     assert table.inspect.snapshots().count() == len(table.snapshots()) == description(table)["snapshots"]
     assert str(table.maintenance.health())
     table = table.maintenance.expire_snapshots(older_than=soon()).commit()
@@ -178,7 +178,7 @@ def test_each_operation_is_staged_or_goes_to_the_branch_once(
         ref.snapshot_id for ref in table.refs().values()
     }
     assert rows_of(table) == sorted([*BASE, *NEW, *NEW], key=repr)
-    assert planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files()) == set()
+    assert planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).to_df()) == set()
     with pytest.raises(ValidationError, match="no snapshot is staged with it"):
         published(table, "second")
 
