@@ -42,9 +42,9 @@ from tests.store_proxy import store_proxy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkmeta import Table
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
-    from sparkmeta.table import Table
     from tests.s3 import S3Server
     from tests.store_proxy import StoreProxy
 

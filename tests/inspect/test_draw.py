@@ -10,9 +10,9 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta import CorruptFileError, NoSuchSnapshotError, Table, load_catalog
+from sparkmeta import CorruptFileError, Drawing, NoSuchSnapshotError, Table, load_catalog
 from sparkmeta.inspect import draw as drawing_module
-from sparkmeta.inspect.draw import Drawing, draw
+from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Node, counted
 from sparkmeta.manifests.v4.layout import tree_schema

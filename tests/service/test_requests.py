@@ -25,10 +25,11 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 import sparkmeta as sm
+from sparkmeta import ServeOptions
 from sparkmeta.errors import FileAccessError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
-from sparkmeta.service.access import ANYBODY, Principal, Principals, ServeOptions, one_token, principals_from_json
+from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
 from sparkmeta.service.pages import PageWriter, Spool, cut_pages
 from sparkmeta.service.plans import Tables
 from sparkmeta.service.requests import ApiError, parse_plan_request
