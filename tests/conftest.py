@@ -203,7 +203,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def spark(_separate_server: None, request: pytest.FixtureRequest) -> SparkSession:
+def _jvm(pytestconfig: pytest.Config) -> None:
+    """Skip a case that asks for a JVM while it runs, which its names of fixtures do not tell."""
+    if pytestconfig.option.no_jvm:
+        pytest.skip("starts a JVM")
+
+
+@pytest.fixture(scope="session")
+def spark(_jvm: None, _separate_server: None, request: pytest.FixtureRequest) -> SparkSession:
     session: SparkSession = request.getfixturevalue("spark_session")
     return session
 
@@ -244,7 +251,7 @@ def java_warehouse(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def rest_uri(pytestconfig: pytest.Config) -> Iterator[str]:
+def rest_uri(_jvm: None, pytestconfig: pytest.Config) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog (tests/rest/server.py), which all tests of a process share."""
     with rest_server(f"file://{pytestconfig.stash[_scratch]}/rest-warehouse") as uri:
         yield uri
@@ -276,7 +283,7 @@ def gcs() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def rest_s3_uri(s3: S3Server) -> Iterator[str]:
+def rest_s3_uri(_jvm: None, s3: S3Server) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog whose tables are on the S3-compatible server."""
     from tests.s3 import BUCKET
 
