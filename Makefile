@@ -13,7 +13,7 @@ DOCS := build/docs-env
 SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcomponents
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
-# Chooses the long tests that `make test` runs (tests/dealing.py). `make test-all` runs all.
+# Chooses the long tests that `make test` and `make quick` run (tests/dealing.py). `make test-all` runs all.
 DEAL ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests that make plans. `make soak` runs them with each planning strategy.
@@ -27,7 +27,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo quick test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ build/protocol/.ready: $(STAMP)
 
 demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
+
+quick: setup ## Run the tests that start no JVM and a share of the long ones, to be run while working
+	$(PY) -m pytest $(PARALLEL) --no-jvm --deal $(DEAL)
 
 test: setup jars rest s3a protocol connect ## Run the tests and a share of the long ones, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=20 --deal $(DEAL)

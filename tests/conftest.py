@@ -22,6 +22,7 @@ from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
 from tests.connect_server import LOG, connect_server
 from tests.dealing import dealt, longest_first, record
+from tests.no_jvm import JavaTrap, without_jvm
 from tests.peers.store import corpus_folder
 from tests.rest.proxy import Proxy, rest_proxy
 from tests.rest.server import rest_server
@@ -62,6 +63,7 @@ SEPARATE = "separate"
 
 _scratch = pytest.StashKey[Path]()
 _server_options = pytest.StashKey[dict[str, str]]()
+_java_trap = pytest.StashKey[JavaTrap]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,12 +73,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serverless", action="store_true", help=text)
     text = "Run a share of the long tests, chosen by this hexadecimal number (tests/dealing.py). Without it, run all."
     parser.addoption("--deal", type=lambda number: int(number, 16), metavar="NUMBER", help=text)
+    text = "Run only tests that start no JVM (tests/no_jvm.py). A test that tries to start one fails."
+    parser.addoption("--no-jvm", action="store_true", help=text)
     text = "Write the seconds of a case of each test to tests/durations.json, for the deals of later runs."
     parser.addoption("--record-durations", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_scratch] = scratch = Path(tempfile.mkdtemp(prefix="sparkmeta-tests-"))
+    if config.option.no_jvm:
+        config.stash[_java_trap] = JavaTrap(scratch / "java")
+        config.stash[_java_trap].set()
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -178,10 +185,11 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = without_jvm(items) if config.option.no_jvm else [*items]
     if config.option.deal is not None:
-        chosen = dealt(items, config.option.deal)
-        config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
-        items[:] = chosen
+        chosen = dealt(chosen, config.option.deal)
+    config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
+    items[:] = chosen
     longest_first(items)
     reasons = {}
     if iceberg_jar() is None:
@@ -195,7 +203,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def spark(_separate_server: None, request: pytest.FixtureRequest) -> SparkSession:
+def _jvm(pytestconfig: pytest.Config) -> None:
+    """Skip a case that asks for a JVM while it runs, which its names of fixtures do not tell."""
+    if pytestconfig.option.no_jvm:
+        pytest.skip("starts a JVM")
+
+
+@pytest.fixture(scope="session")
+def spark(_jvm: None, _separate_server: None, request: pytest.FixtureRequest) -> SparkSession:
     session: SparkSession = request.getfixturevalue("spark_session")
     return session
 
@@ -236,7 +251,7 @@ def java_warehouse(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def rest_uri(pytestconfig: pytest.Config) -> Iterator[str]:
+def rest_uri(_jvm: None, pytestconfig: pytest.Config) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog (tests/rest/server.py), which all tests of a process share."""
     with rest_server(f"file://{pytestconfig.stash[_scratch]}/rest-warehouse") as uri:
         yield uri
@@ -268,7 +283,7 @@ def gcs() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def rest_s3_uri(s3: S3Server) -> Iterator[str]:
+def rest_s3_uri(_jvm: None, s3: S3Server) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog whose tables are on the S3-compatible server."""
     from tests.s3 import BUCKET
 
@@ -334,6 +349,15 @@ def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
     """The session without the compilation of queries, in the soak too: for tests of many queries of few rows."""
     with configured(spark, INTERPRET):
         yield spark
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_jvm(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Fail if the test or a fixture of it tries to start a JVM, with `--no-jvm`."""
+    yield
+    trap = pytestconfig.stash.get(_java_trap, None)
+    if trap is not None and (starts := trap.starts()):
+        pytest.fail(f"starts a JVM, so it is to have the marker `jvm`: {starts}")
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from sparkmeta import Table
     from sparkmeta.storage.files import Files, FileStatus
     from sparkmeta.storage.writing import DeleteFailure
-    from sparkmeta.table import Table
 
 T = TypeVar("T")
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkmeta as sm
+from sparkmeta import Drawing, HealthReport, LeafMap, ScanReport
 from sparkmeta.charts import Moment
-from sparkmeta.inspect.draw import Drawing
 from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
 from sparkmeta.maintain.file_groups import FileSizes
-from sparkmeta.maintain.health import HealthReport
 from sparkmeta.maintain.health_findings import Finding
 from sparkmeta.maintain.health_measures import (
     DeleteFigures,
@@ -33,9 +32,9 @@ from sparkmeta.maintain.health_measures import (
     SampledStats,
     SmallFileLimits,
 )
-from sparkmeta.maintain.leaf_map import LeafBar, LeafMap
+from sparkmeta.maintain.leaf_map import LeafBar
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles
-from sparkmeta.plan.report import EntryCounts, ManifestCounts, ScanReport
+from sparkmeta.plan.report import EntryCounts, ManifestCounts
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:

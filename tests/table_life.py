@@ -23,8 +23,9 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.cli.schedule import BY_NAME, NOTHING, Check
-from sparkmeta.session import local_frame, map_arrow, prepare_environment
-from sparkmeta.storage.location import local_path
+from sparkmeta.session import map_arrow, prepare_environment
+from tests.frames import local_frame
+from tests.local_files import local_path
 from tests.maintain.test_expire import files_below, soon
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from pyspark.sql.types import (
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import arrow_schema, arrow_type_of, spark_schema, spark_type_of
-from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.session import map_arrow
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

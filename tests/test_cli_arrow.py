@@ -16,7 +16,7 @@ from sparkmeta.cli.output import JSON_OPTIONS, with_text_ids
 from sparkmeta.cli.row_filter import arrow_condition
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.expr.evaluate import values
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

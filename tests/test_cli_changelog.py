@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
+from tests.command_line import invoke
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.T
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["changelog", *map(str, arguments)], env={"COLUMNS": "160"})
+    result = invoke(["changelog", *map(str, arguments)], env={"COLUMNS": "160"})
     assert result.exit_code == code, result.output + repr(result.exception)
     return result.output
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 
 from sparkmeta import load_catalog, load_table
-from sparkmeta.cli import main
 from sparkmeta.errors import NoSuchTableError, UnsupportedError
+from tests.command_line import invoke
 from tests.small_table import LOADS, orders
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = invoke([str(argument) for argument in arguments])
     assert result.exit_code == code, result.output + repr(result.exception)
     return result.output
 

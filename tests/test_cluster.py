@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 LONGEST = 7200
 
 
+@pytest.mark.jvm
 @pytest.mark.skipif(not SOAK, reason="takes half an hour: SPARKMETA_SOAK=1 runs it")
 def test_lives_on_a_cluster(tmp_path: Path) -> None:
     """In a separate process, with Spark's settings instead of the tests' session's."""

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from pyiceberg.utils.config import Config
 
 import sparkmeta as sm
-from sparkmeta.cli import main
+from tests.command_line import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +129,7 @@ def warehouse(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def command(line: str) -> str:
     """The output of a `sparkmeta` command, which may end with a pipe to jq."""
     arguments, *piped = re.split(r" \| (?=jq )", line)
-    result = CliRunner().invoke(main, shlex.split(arguments.removeprefix("sparkmeta ")))
+    result = invoke(shlex.split(arguments.removeprefix("sparkmeta ")))
     assert result.exit_code == 0, f"{line}: {result.output}{result.exception!r}"
     if not piped or shutil.which("jq") is None:
         return result.stdout

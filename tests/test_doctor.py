@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 from pyspark.sql.connect.client import DefaultChannelBuilder as ChannelBuilder
 
 import sparkmeta.cli.doctor as module
-from sparkmeta.cli import main
+from tests.command_line import invoke
 from tests.small_table import write_small_table
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def findings(*arguments: str, code: int = 0) -> dict[str, Any]:
     """The findings by their parts."""
-    result = CliRunner().invoke(main, ["doctor", *arguments, "--output", "json"])
+    result = invoke(["doctor", *arguments, "--output", "json"])
     assert result.exit_code == code, result.output + repr(result.exception)
     return {finding["part"]: finding for finding in json.loads(result.stdout)}
 
@@ -42,7 +41,7 @@ def test_all_in_order(spark: SparkSession, location: str) -> None:
 
 
 def test_text_has_a_line_for_each_finding() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--no-spark"])
+    result = invoke(["doctor", "--no-spark"])
     assert len(result.stdout.splitlines()) == len(findings("--no-spark"))
 
 
@@ -135,7 +134,7 @@ def test_no_token_of_spark_connect_is_shown(remote: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("SPARK_REMOTE", remote)
     monkeypatch.setattr("sparkmeta.cli.source._remote_session", lambda url, _: ChannelBuilder(url).get("none"))
     for output in ("text", "json"):
-        result = CliRunner().invoke(main, ["doctor", "--output", output])
+        result = invoke(["doctor", "--output", output])
         assert result.exit_code == 1
         assert "sessions are on sc://" in result.stdout
         assert "SECRET" not in result.stdout
@@ -160,6 +159,6 @@ def test_a_configuration_that_is_not_valid(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_spark_contradicts_options_of_sessions() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--no-spark", "--remote", "sc://nowhere"])
+    result = invoke(["doctor", "--no-spark", "--remote", "sc://nowhere"])
     assert result.exit_code == 2
     assert "--no-spark" in result.stderr

@@ -116,6 +116,7 @@ def test_a_rewrite_of_data_files(spark: SparkSession, tmp_path: Path, soak: bool
     assert rows_of(table.refresh()) == sorted(ordinary(0, 20), key=repr)
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize("job", ["rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"])
 def test_a_job_on_a_table_of_a_catalog(tmp_path: Path, soak: bool, job: str) -> None:
     if not soak:
@@ -346,6 +347,7 @@ def test_demo_without_jars(main_of, tmp_path: Path, capsys):
 
 
 @pytest.mark.java
+@pytest.mark.jvm
 def test_demo_with_iceberg_java(tmp_path: Path):
     jar = iceberg_jar()
     assert jar is not None

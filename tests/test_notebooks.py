@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from jupyter_client import KernelManager
 
+pytestmark = pytest.mark.jvm
+
 TOKEN = "a-token-of-a-workspace"
 
 

@@ -27,10 +27,10 @@ from sparkmeta.errors import SettingError
 from sparkmeta.operations import rest
 from sparkmeta.service.rest_tasks import to_rest_tasks
 from sparkmeta.session import NoSession
-from sparkmeta.storage.location import local_path
 from sparkmeta.table import open_metadata
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
+from tests.local_files import local_path
 from tests.peers import corpus as peers
 from tests.peers.java import iterate
 from tests.peers.slices import slice_of

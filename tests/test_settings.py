@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
+from sparkmeta import Settings
 from sparkmeta.errors import SettingError
-from sparkmeta.settings import PREFIX, Settings, environment_conf, from_conf, settings
+from sparkmeta.settings import PREFIX, environment_conf, from_conf, settings
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 

@@ -22,6 +22,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
+from sparkmeta import Table
 from sparkmeta.manifests.v4.layout import DATA, DELETE, ROOT, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.manifests.v4.write import leaf_row
@@ -31,7 +32,7 @@ from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, SnapshotRef, serialize_table_metadata
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from sparkmeta.table import Table, open_table
+from sparkmeta.table import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

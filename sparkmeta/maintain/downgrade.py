@@ -514,8 +514,8 @@ class DowngradeOptions(Options):
 def plan_downgrade(table: TableT, options: DowngradeOptions) -> DowngradePlan[TableT]:
     """See `Maintenance.downgrade`."""
     options.check()
-    tree_metadata(table.metadata)
     refuse_read_only(table)
+    tree_metadata(table.metadata)
     heads = table_heads(table.state)
     _refuse(table.state, leaf_groups(heads))
     return DowngradePlan(table, heads)

@@ -21,12 +21,12 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from tests.benchmarks.growth import Growth
 from tests.benchmarks.timing import timed
 from tests.benchmarks.workload import BUILD
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.storage.location import local_path
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
 from tests.benchmarks.report import write_runs
@@ -32,6 +31,7 @@ from tests.benchmarks.rows import cpu_seconds
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import consume
 from tests.benchmarks.workload import BUILD, QUERIES, Workload, metadata_location
+from tests.local_files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

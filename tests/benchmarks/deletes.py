@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

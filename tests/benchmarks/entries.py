@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sparkmeta as sm
-from sparkmeta.storage.location import local_path
 from tests.benchmarks.conversion import Prepared, console, measured, show
 from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.workload import BUILD, QUERIES, Workload, metadata_location
+from tests.local_files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,11 +24,11 @@ from rich.table import Table as RichTable
 
 import sparkmeta as sm
 from sparkmeta.session import map_arrow
-from sparkmeta.storage.location import local_path
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
 from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.workload import BUILD, Workload, metadata_location
+from tests.local_files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 import sparkmeta as sm
-from sparkmeta.session import local_session
+from sparkmeta import local_session
 from tests.benchmarks.report import write_runs
 from tests.benchmarks.timing import consume
 from tests.benchmarks.workload import BUILD, class_path

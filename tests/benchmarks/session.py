@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sparkmeta.session import local_session
+from sparkmeta import local_session
 from tests.benchmarks.workload import class_path
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.storage.location import local_path
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
 from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import timed
 from tests.benchmarks.workload import BUILD
+from tests.local_files import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

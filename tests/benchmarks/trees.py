@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.commit.snapshot_update import SnapshotUpdate
-    from sparkmeta.table import Table
+    from sparkmeta import SnapshotUpdate, Table
 
 NAME = "bench.tree"
 

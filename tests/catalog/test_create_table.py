@@ -44,8 +44,8 @@ from pyiceberg.types import (
 )
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
 from sparkmeta.spec.schema import VariantType
+from tests.frames import local_frame
 from tests.peers.java import Java
 from tests.peers.twins import comparable
 

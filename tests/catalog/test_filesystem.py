@@ -9,7 +9,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession
 
-from sparkmeta.catalog import load_catalog
+from sparkmeta import load_catalog, load_table
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.errors import (
     CorruptFileError,
@@ -24,7 +24,6 @@ from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadat
 from sparkmeta.session import SessionSource
 from sparkmeta.storage import listing
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
-from sparkmeta.table import load_table
 from tests.spec.table_metadata import encoded, v2
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError as PyIcebergNoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta.catalog import load_catalog
+from sparkmeta import load_catalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.errors import NoSuchTableError, UnsupportedError, ValidationError
 from tests.served import served

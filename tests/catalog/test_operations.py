@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
@@ -18,8 +17,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
-from sparkmeta.cli import main
 from sparkmeta.errors import NamespaceAlreadyExistsError, NamespaceNotEmptyError, NoSuchNamespaceError
+from tests.command_line import invoke
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -302,7 +301,7 @@ def test_the_command_line(catalog: sm.Catalog, configuration: dict[str, str], ns
     properties = [part for key, value in configuration.items() for part in ("--property", f"{key}={value}")]
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(main, [*arguments, "--catalog", "prod", *properties])
+        result = invoke([*arguments, "--catalog", "prod", *properties])
         assert result.exit_code == 0, result.output
         return result.stdout
 

@@ -17,7 +17,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField, StringType
 from pyiceberg.view.metadata import SQLViewRepresentation, ViewRepresentation, ViewVersion
 
-from sparkmeta.catalog import Catalog, load_catalog
+from sparkmeta import Catalog, load_catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.catalog.views import FileSystemViews
@@ -39,7 +39,7 @@ from sparkmeta.storage.files import LocalFiles
 from tests.s3 import BUCKET
 
 if TYPE_CHECKING:
-    from sparkmeta.views.view import View
+    from sparkmeta import View
     from tests.s3 import S3Server
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), doc="of the user"))

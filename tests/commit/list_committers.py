@@ -21,6 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
+from sparkmeta import Table
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.lists import NewList
@@ -32,7 +33,6 @@ from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.metadata_model import Summary
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import IOFiles
-from sparkmeta.table import Table
 from tests.commit.tree_committers import QUICK
 
 if TYPE_CHECKING:

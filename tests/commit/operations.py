@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.commit.snapshot_update import SnapshotUpdate
-    from sparkmeta.table import Table
+    from sparkmeta import SnapshotUpdate, Table
     from tests.peers.java import Java, JavaTable
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()))

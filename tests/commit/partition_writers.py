@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sparkmeta as sm
+from sparkmeta import local_session
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
-from sparkmeta.session import local_session
 from tests.commit.operations import SCHEMA, SPEC, Change, File, describe, rows
 from tests.conftest import QUICK
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from tests.commit.table_model import (
@@ -25,6 +24,7 @@ from tests.commit.table_model import (
     matches,
     same_partition,
 )
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

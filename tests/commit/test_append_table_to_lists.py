@@ -17,7 +17,6 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
-from sparkmeta.session import local_frame
 from tests.commit.test_append_table import (
     NUMBERS,
     A,
@@ -30,6 +29,7 @@ from tests.commit.test_append_table import (
     source_of,
     tree_source,
 )
+from tests.frames import local_frame
 from tests.handmade import (
     BY_DAY_AND_BUCKET,
     BY_PART,

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkmeta import Table
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
-from sparkmeta.table import Table
 from tests.conftest import configured
 from tests.plans import optimized_plan
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes, stats

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
+from sparkmeta import Table, load_table
 from sparkmeta.errors import NoSuchSnapshotError, SparkmetaError
-from sparkmeta.table import Table, load_table
 from tests.avro.avro_files import field
 from tests.conftest import configured
 from tests.handmade import (

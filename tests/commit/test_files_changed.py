@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkmeta import Table
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
@@ -16,7 +17,6 @@ from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.metadata_model import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata
 from sparkmeta.storage.files import FileAccess
-from sparkmeta.table import Table
 from tests.logging_reader import LoggingReader
 from tests.small_table import write_small_table
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkmeta import Table
-    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta import SnapshotUpdate, Table
 
 KINDS = {2: DateType(), 3: DecimalType(9, 2), 4: UUIDType(), 5: TimestamptzType()}
 SCHEMA = Schema(NestedField(1, "id", LongType()), *(NestedField(id_, f"c{id_}", kind) for id_, kind in KINDS.items()))

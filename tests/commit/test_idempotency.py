@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkmeta.commit.transaction import Transaction
+    from sparkmeta import Transaction
 
 QUERY, EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
 # The number of faults in the slice, for each kind of table.

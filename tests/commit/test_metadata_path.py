@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta.catalog import load_catalog
+from sparkmeta import load_catalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -42,9 +42,9 @@ from tests.store_proxy import store_proxy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkmeta import Table
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
-    from sparkmeta.table import Table
     from tests.s3 import S3Server
     from tests.store_proxy import StoreProxy
 
@@ -293,11 +293,10 @@ def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[st
     live = {trees.leaf_name(*author): 1 for author in authors if author is not None}
     for number, snapshot in enumerate(table.snapshots()):
         assert snapshot.root_manifest is not None
-        stamp = (snapshot.snapshot_id, snapshot.sequence_number)
+        stamp = (snapshot.snapshot_id, snapshot.sequence_number, snapshot.first_row_id)
         root = read_root(
             table.state.files.read(snapshot.root_manifest),
-            trees.STATS,
-            [0],
+            table.state.types.tree_types,
             snapshot.root_manifest,
             stamp,
             table.state.types.locations,

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError
-from sparkmeta.session import local_frame
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
+from tests.frames import local_frame
 
 # Properties that send new files to the root or to leaves, and searches to the driver or to tasks.
 LAYOUTS = {"root": (100, 20_000), "leaves": (0, 20_000), "many": (0, 1)}

@@ -16,8 +16,8 @@ from pyiceberg.types import LongType, NestedField
 import sparkmeta as sm
 from sparkmeta.expr import sql
 from sparkmeta.manifests.v4.spark import resolved
-from sparkmeta.session import local_frame
 from sparkmeta.spec.locations import Locations
+from tests.frames import local_frame
 from tests.maintain.test_expire import files_below, soon
 from tests.maintain.test_orphans import age
 from tests.peers.file_maker import local_path

@@ -11,8 +11,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import IntegerType, NestedField, TimestampType
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparkmeta.commit.next_root import FileKey, NextRoot, Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, CorruptFileError
-from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
@@ -428,8 +428,9 @@ def commit(writer: Writer) -> None:
     writer.model, _, assigned = expect(writer, plans[-1], gone, stamp)
     table = spilled(writer, new.table)
     if writer.rng.random() < 0.2:
-        snapshot = (stamp.snapshot_id, stamp.sequence_number)
-        read = read_root(write_root(table), writer.stats, SPECS, "root", snapshot, Locations("/t", 4))
+        types = TreeTypes(writer.stats, frozenset(writer.stats), dict.fromkeys(SPECS, ()), {})
+        numbers = (stamp.snapshot_id, stamp.sequence_number, None)
+        read = read_root(write_root(table), types, "root", numbers, Locations("/t", 4))
         assert without_empty_stats(read.table) == without_empty_stats(table)
         table = read.table
     writer.root = Root("root", table)

@@ -212,7 +212,7 @@ class TableState:
         live, leaves = set[str](), 0
         for snapshot in table.snapshots():
             assert snapshot.root_manifest is not None
-            stamp = (snapshot.snapshot_id, snapshot.sequence_number)
+            stamp = (snapshot.snapshot_id, snapshot.sequence_number, snapshot.first_row_id)
             data = disk.read(snapshot.root_manifest)
             types = table.state.types
             root = read_root(data, types.tree_types, snapshot.root_manifest, stamp, types.locations)

@@ -16,7 +16,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, QUICK
 from tests.rows.comparison import row_texts

@@ -21,6 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField
 
+from sparkmeta import Table
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
@@ -29,7 +30,6 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import SessionSource
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.peers.file_maker import local_path
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.rows.arrow_reader import read_by_tasks
-from sparkmeta.storage.location import local_path
 from tests.conftest import configured
+from tests.local_files import local_path
 from tests.peers import corpus as peers
 from tests.peers.slices import SOAK, slice_of
 from tests.rows.comparison import row_texts, typed_columns

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
+from sparkmeta import Scan
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.entries.relation import exploded
 from sparkmeta.errors import NotFoundError, SparkmetaError, translated_errors
 from sparkmeta.plan.files import plan_schema
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.scan import Scan
 from sparkmeta.service.rest_tasks import rest_tasks
-from sparkmeta.session import local_frame
 from tests.conftest import configured
+from tests.frames import local_frame
 from tests.inspect.comparison import assert_same_rows, collected
 from tests.peers import corpus as peers
 from tests.peers.filters import filters

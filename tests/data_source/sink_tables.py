@@ -24,7 +24,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.storage.location import local_path
+from tests.local_files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,8 +17,8 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 import sparkmeta as sm
-from sparkmeta.storage.location import local_path
 from tests.data_source.test_stream import Stream
+from tests.local_files import local_path
 from tests.rows.files import write_position_deletes
 
 if TYPE_CHECKING:

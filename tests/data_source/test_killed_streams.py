@@ -26,7 +26,6 @@ from pyspark.errors import PySparkException
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, CommitFailedError
 from sparkmeta.spec.summary import summary_of
-from sparkmeta.storage.location import local_path
 from tests.data_source.sink_tables import (
     SCHEMA,
     SPEC,
@@ -38,6 +37,7 @@ from tests.data_source.sink_tables import (
     row,
     rows_of,
 )
+from tests.local_files import local_path
 from tests.maintain.test_expire import soon
 
 if TYPE_CHECKING:

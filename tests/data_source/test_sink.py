@@ -34,7 +34,6 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows import arrow_reader
 from sparkmeta.snapshot import search
 from sparkmeta.spec.summary import summary_of
-from sparkmeta.storage.location import local_path
 from sparkmeta.write import deletes, options
 from tests.conftest import configured
 from tests.data_source.sink_tables import (
@@ -49,6 +48,7 @@ from tests.data_source.sink_tables import (
     row,
     rows_of,
 )
+from tests.local_files import local_path
 from tests.maintain.test_expire import soon
 
 if TYPE_CHECKING:

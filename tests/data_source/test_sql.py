@@ -17,14 +17,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 import sparkmeta as sm
-from sparkmeta.catalog import load_catalog
+from sparkmeta import Settings, load_catalog
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.functions import call
 from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.rows import arrow_reader
 from sparkmeta.session import NoSession
-from sparkmeta.settings import Settings
 from tests.conftest import configured
 from tests.costs import limit
 from tests.handmade import HandmadeTable

@@ -9,7 +9,7 @@ import pytest
 
 from sparkmeta.entries import relation
 from sparkmeta.expr import sql
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from sparkmeta.expr.conditions import as_column
 from sparkmeta.expr.implied_tests import FEW, leaf_tests, partition_tests, stats_tests
 from sparkmeta.expr.predicate import bind_filter, parse_filter
 from sparkmeta.expr.skipping import ColumnStats, FieldStats
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

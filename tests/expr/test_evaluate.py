@@ -12,7 +12,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.sql import Sql
 from sparkmeta.plan.tasks import json_object
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

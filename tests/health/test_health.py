@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import ValidationError
 from sparkmeta.storage import files
+from tests.command_line import invoke
 from tests.conftest import configured
 from tests.handmade import (
     HandmadeTable,
@@ -300,7 +299,7 @@ def test_the_command_has_the_threshold_of_the_call(spark: SparkSession, tmp_path
     assert finding.call == "table.maintenance.compact_manifests(max_overlap=1).commit()"
     words = shlex.split(finding.command)
     assert words[-3:] == ["--max-overlap", "1", "--commit"]
-    done = CliRunner().invoke(main, [words[1], table.location(), *words[-3:]])
+    done = invoke([words[1], table.location(), *words[-3:]])
     assert done.exit_code == 0, done.output
 
 

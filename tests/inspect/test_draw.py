@@ -10,10 +10,10 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta import NoSuchSnapshotError, Table, load_catalog
+from sparkmeta import Drawing, NoSuchSnapshotError, Table, load_catalog
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect import draw as drawing_module
-from sparkmeta.inspect.draw import Drawing, draw
+from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted
 from sparkmeta.manifests.v4.layout import tree_schema

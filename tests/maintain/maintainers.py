@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkmeta as sm
+from sparkmeta import local_session
 from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.errors import CommitFailedError, SparkmetaError
-from sparkmeta.session import local_session
 from tests.commit.list_committers import AppendManifest
 from tests.commit.places import open_operations
 from tests.commit.tree_committers import opened

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.types import IntegerType, LongType
 from pyspark.sql import functions as F
 
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.peers.twins import LINEAGE, opened
 from tests.rows.comparison import row_texts
 

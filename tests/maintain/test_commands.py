@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
-from sparkmeta.cli import main
+from tests.command_line import invoke
 from tests.handmade import HandmadeTable
 from tests.maintain.test_compact import SCHEMA, SPEC, append, new_table
 
@@ -37,7 +36,7 @@ def filled_table(spark: SparkSession, folder: Path) -> sm.Table:
 
 
 def command(*arguments: str, code: int = 0, name: str = "compact") -> str:
-    result = CliRunner().invoke(main, [name, *arguments])
+    result = invoke([name, *arguments])
     assert result.exit_code == code, result.output + repr(result.exception)
     return result.output
 

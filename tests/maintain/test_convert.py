@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.transforms import UnknownTransform
 
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.inspect.comparison import collected
 from tests.maintain.clones import clone
 from tests.peers import corpus as peers

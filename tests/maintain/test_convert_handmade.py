@@ -12,7 +12,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 from tests.maintain.test_commands import command
 

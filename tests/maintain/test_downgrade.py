@@ -18,7 +18,6 @@ import sparkmeta as sm
 from sparkmeta.commit import lists
 from sparkmeta.errors import CommitStateUnknownError, UnsupportedError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.session import local_frame
 from sparkmeta.snapshot import state as snapshot_state
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
@@ -27,6 +26,7 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, faults, through
+from tests.frames import local_frame
 from tests.handmade import HandmadeTable, data, position_deletes
 from tests.inspect.comparison import collected
 from tests.maintain.clones import clone

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import IllegalArgumentException
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import CommitStateUnknownError, NoSuchSnapshotError, NotFoundError, ValidationError
 from sparkmeta.maintain import expire_snapshots
 from sparkmeta.maintain.reachable import reachable_paths, unreachable_files
@@ -27,6 +25,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.metadata_model import StatisticsFile
+from tests.command_line import invoke
 from tests.commit.tables import new_table as new_metadata_of
 from tests.commit.test_tree_faults import attempt
 from tests.conftest import configured
@@ -743,9 +742,7 @@ def test_command_and_job(tree: sm.Table, capsys: pytest.CaptureFixture[str]) -> 
     """Both print the plan, and execute it with --commit."""
 
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(
-            main, ["expire-snapshots", tree.location(), "--older-than", "2100-01-01", *arguments]
-        )
+        result = invoke(["expire-snapshots", tree.location(), "--older-than", "2100-01-01", *arguments])
         assert result.exit_code == 0, result.output
         return result.output
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from sparkmeta import ValidationError
+from sparkmeta import Maintenance, ValidationError
 from sparkmeta.checks import Options, at_least, option, takes_options
-from sparkmeta.cli import main
 from sparkmeta.cli.maintain import OPERATIONS
 from sparkmeta.cli.schedule import JOBS
-from sparkmeta.maintain.maintenance import Maintenance
+from tests.command_line import invoke
 
 METHODS = {name: method for name, method in vars(Maintenance).items() if hasattr(method, "options")}
 
@@ -37,7 +35,7 @@ def test_methods_and_help_describe_the_options(name: str) -> None:
     }
     described = method.__doc__.partition("\n\nArgs:\n")[2].partition("\n\nRaises:")[0]
     command = {"compact_manifests": "compact"}.get(name, name.replace("_", "-"))
-    shown = CliRunner().invoke(main, [command, "--help"], terminal_width=1000).output
+    shown = invoke([command, "--help"], terminal_width=1000).output
     for field in fields(method.options):
         about = " ".join(field.metadata["about"].split())
         assert f"    {field.name}: {about}" in " ".join(described.split("\n        ")), field.name

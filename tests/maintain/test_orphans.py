@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta import session
-from sparkmeta.cli import main
 from sparkmeta.entries.relation import select
 from sparkmeta.errors import CommitStateUnknownError, NotFoundError, ValidationError
 from sparkmeta.expr import sql
@@ -33,6 +31,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import path_of
+from tests.command_line import invoke
 from tests.commit.test_transaction import commit, files
 from tests.conftest import configured
 from tests.maintain.test_compact import mask_rows, new_table
@@ -619,7 +618,7 @@ def test_command_and_job(spark: SparkSession, tmp_path: Path, capsys: pytest.Cap
     age(folder)
 
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(main, ["remove-orphan-files", table.location(), *arguments])
+        result = invoke(["remove-orphan-files", table.location(), *arguments])
         assert result.exit_code == 0, result.output
         return result.output
 

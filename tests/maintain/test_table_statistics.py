@@ -12,13 +12,12 @@ import datasketches
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
 from sparkmeta.maintain.sketches import value_hashes
 from sparkmeta.spec.puffin import hash_bytes, read_blob, read_footer
+from tests.command_line import invoke
 from tests.maintain.clones import clone
 from tests.maintain.test_compact import new_table
 from tests.maintain.test_expire import opened
@@ -184,7 +183,7 @@ def test_bad_options(small: sm.Table, corpus: peers.Corpus, spark: SparkSession,
 @pytest.mark.java
 def test_commands_and_jobs(small: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(main, [*arguments])
+        result = invoke([*arguments])
         assert result.exit_code == 0, result.output + repr(result.exception)
         return result.output
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.commit.next_root import manifest_dv_bitmap
-from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
+from tests.frames import local_frame
 from tests.inspect.comparison import collected
 from tests.maintain.clones import clone
 from tests.peers import corpus as peers

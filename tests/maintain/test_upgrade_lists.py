@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.maintain.clones import clone
 from tests.maintain.test_upgrade_plan import empty_table, names
 from tests.peers.slices import SOAK

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.avro.decode import decode_manifest
-from sparkmeta.cli import main
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError, SettingError
@@ -28,6 +26,7 @@ from sparkmeta.manifests.cache_leaves import CacheTypes, CacheWriter, decode_lea
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
+from tests.command_line import invoke
 from tests.handmade import BY_PART, COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 from tests.plans import optimized_plan
 
@@ -518,7 +517,7 @@ def test_full_disk_and_bad_values_are_logged(
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["cache", *arguments])
+    result = invoke(["cache", *arguments])
     assert result.exit_code == code, result.output
     return result.output
 

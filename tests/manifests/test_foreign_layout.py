@@ -17,7 +17,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, TimestampType
 
 import sparkmeta as sm
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

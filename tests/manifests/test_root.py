@@ -11,7 +11,7 @@ import pytest
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import with_field_id
 from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
-from sparkmeta.manifests.v4.layout import is_tree_manifest, write_manifest
+from sparkmeta.manifests.v4.layout import TreeTypes, is_tree_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
@@ -32,6 +32,7 @@ from tests.manifests.entry_rows import (
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 SPECS = (0, 2)
+TYPES = TreeTypes(STATS, frozenset(STATS), dict.fromkeys(SPECS, ()), {})
 ROOT = "/t/metadata/root.parquet"
 LOCATIONS = Locations("/t", 4)
 
@@ -124,7 +125,7 @@ def test_an_inline_vector_with_an_empty_location() -> None:
 
 
 def test_a_sound_root() -> None:
-    read = read_root(write_root(whole_root()), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
+    read = read_root(write_root(whole_root()), TYPES, ROOT, (1, 1, None), LOCATIONS)
     assert read.properties["tree-layout-revision"] == "2"
     assert read.location == ROOT
     assert read.table.to_pylist() == whole_root().to_pylist()
@@ -135,13 +136,13 @@ def test_formats_in_capitals_are_known() -> None:
 
 
 def test_an_empty_root() -> None:
-    root = read_root(write_root(entry_table()), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
+    root = read_root(write_root(entry_table()), TYPES, ROOT, (1, 1, None), LOCATIONS)
     assert len(root.table) == len(root.leaves) == len(root.manifest_dvs) == 0
 
 
 def test_a_leaf_is_no_root() -> None:
     with pytest.raises(CorruptFileError, match=r"content.*not a root manifest"):
-        read_root(write_manifest(entry_table(file_row()), DATA_LEAF), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
+        read_root(write_manifest(entry_table(file_row()), DATA_LEAF), TYPES, ROOT, (1, 1, None), LOCATIONS)
 
 
 # -- inheritance ----------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_added_entries_inherit_from_the_snapshot() -> None:
         file_row(location="c", version_info=version(0, None, 3)),
         file_row(location="d", version_info=version(2, None, 3)),
     ]
-    read = read_root(write_root(entry_table(*rows)), STATS, SPECS, ROOT, (77, 9), LOCATIONS).table.to_pylist()
+    read = read_root(write_root(entry_table(*rows)), TYPES, ROOT, (77, 9, None), LOCATIONS).table.to_pylist()
     assert [row["version_info"] for row in read] == [
         version(1, 77, 9),
         version(1, 5, 3),
@@ -167,7 +168,7 @@ def test_added_entries_inherit_from_the_snapshot() -> None:
 def test_only_added_entries_inherit_sequence_numbers(status: int) -> None:
     data = write_root(entry_table(file_row(version_info=version(status, 5, None))))
     with pytest.raises(CorruptFileError, match=r"version_info\.sequence_number"):
-        read_root(data, STATS, SPECS, ROOT, (77, 9), LOCATIONS)
+        read_root(data, TYPES, ROOT, (77, 9, None), LOCATIONS)
 
 
 # -- what a root gives ----------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def test_bytes_that_were_changed_are_one_clear_error() -> None:
     for _ in range(20_000 if SOAK else 1_500):
         data = mutated(written, rng)
         try:
-            read.append(read_root(data, STATS, SPECS, ROOT, (1, 1), LOCATIONS).table)
+            read.append(read_root(data, TYPES, ROOT, (1, 1, None), LOCATIONS).table)
         except CorruptFileError as error:
             refused.append(str(error))
     assert len(refused) > 200
@@ -256,6 +257,6 @@ def test_another_layout_of_trees_is_refused_by_name(place: str) -> None:
     pq.write_table(table.replace_schema_metadata({"format-version": "4", "content": "root"}), sink)
     data, name = sink.getvalue().to_pybytes(), "tracking" if place.startswith("tracking") else "column_files"
     with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}: trees in this layout"):
-        read_root(data, {}, {0}, "file:///r", (1, 1), LOCATIONS)
+        read_root(data, TYPES, "file:///r", (1, 1, None), LOCATIONS)
     with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}"):
         is_tree_manifest(data, "file:///r")

@@ -35,6 +35,7 @@ INSPECTED = (
 
 
 @pytest.mark.classic
+@pytest.mark.jvm
 def test_nothing_that_grows_with_the_table_reaches_the_driver(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "tests.plan.test_driver", str(tmp_path)]

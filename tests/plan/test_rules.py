@@ -21,7 +21,7 @@ from sparkmeta.plan.deletes.rules import (
     repeated_paths,
     second_dv,
 )
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
+from sparkmeta import Scan
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.manifests import decoder
 from sparkmeta.manifests.entry_memory import EntryMemory
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.scan import Scan, table_scan
+from sparkmeta.scan import table_scan
 from sparkmeta.storage import files
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds

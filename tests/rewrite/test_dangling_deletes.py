@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError
+from tests.command_line import invoke
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
 from tests.peers.java import Java
@@ -258,7 +257,7 @@ def test_the_command_and_the_job(spark: SparkSession, tmp_path: Path, capsys: py
     small_table(tmp_path).write()
 
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(main, ["remove-dangling-deletes", location, *arguments])
+        result = invoke(["remove-dangling-deletes", location, *arguments])
         assert result.exit_code == 0, result.output + repr(result.exception)
         return result.output
 

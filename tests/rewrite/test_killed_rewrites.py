@@ -21,8 +21,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.session import local_session
-from sparkmeta.storage.location import local_path
+from sparkmeta import local_session
+from tests.local_files import local_path
 from tests.maintain.test_expire import files_below, planned_paths, soon
 from tests.peers.slices import SOAK
 

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
-from sparkmeta.cli import main
 from sparkmeta.commit import lists
 from sparkmeta.commit.lists import with_row_ids
 from sparkmeta.errors import (
@@ -28,6 +26,7 @@ from sparkmeta.errors import (
 from sparkmeta.maintain.rewrite_manifests import REWRITTEN
 from sparkmeta.snapshot import state as snapshot_state
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+from tests.command_line import invoke
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults, through
 from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector, equality_deletes
@@ -425,7 +424,7 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     table = table_by_letter(spark, tmp_path, manifests=3)
 
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(main, ["rewrite-manifests", table.location(), *arguments])
+        result = invoke(["rewrite-manifests", table.location(), *arguments])
         assert result.exit_code == 0, result.output + repr(result.exception)
         return result.output
 

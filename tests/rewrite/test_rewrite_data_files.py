@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
+from tests.command_line import invoke
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
@@ -423,7 +421,7 @@ def test_parts_that_were_committed_before_an_error(
     for output in ("json", "text"):
         with monkeypatch.context() as patch:
             only_the_first_commit_wins(patch)
-            done = CliRunner().invoke(main, [*command, "--output", output])
+            done = invoke([*command, "--output", output])
         assert (done.exit_code, "another commit came first" in done.stderr) == (1, True)
         if output == "json":
             assert json.loads(done.stdout)["committed"]["commits"] == 1
@@ -620,18 +618,17 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(spark, tmp_path)
     for start in range(0, 20, 10):
         table = table.append(frame(spark, ordinary(start, start + 10)))
-    run = partial(CliRunner().invoke, main)
-    listed = run(["rewrite-data-files", table.location(), "--min-input-files", "2", "--files", "-o", "json"])
+    listed = invoke(["rewrite-data-files", table.location(), "--min-input-files", "2", "--files", "-o", "json"])
     rows = [json.loads(line) for line in listed.output.splitlines()]
     assert {row["file_group"] for row in rows} == {0, 1, 2, 3}
-    shown = run(["rewrite-data-files", table.location(), "--min-input-files", "2"])
+    shown = invoke(["rewrite-data-files", table.location(), "--min-input-files", "2"])
     assert "8 data files in 4 groups become about 4 (binpack)" in shown.output
     assert shown.output.endswith("nothing is changed without --commit\n")
-    done = run(["rewrite-data-files", table.location(), "--strategy", "sort", "--sort-order", "id", "--rewrite-all",
+    done = invoke(["rewrite-data-files", table.location(), "--strategy", "sort", "--sort-order", "id", "--rewrite-all",
                 "--commit"])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "8 data files became 4 in 1 commit" in done.output
-    wrong = run(["rewrite-data-files", table.location(), "--rewrite-job-order", "size"])
+    wrong = invoke(["rewrite-data-files", table.location(), "--rewrite-job-order", "size"])
     assert (wrong.exit_code, "'--rewrite-job-order': 'size' is not one of" in wrong.output) == (2, True)
 
 

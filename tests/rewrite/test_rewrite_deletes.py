@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
+from tests.command_line import invoke
 from tests.maintain.test_expire import files_below, opened
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
@@ -92,7 +91,7 @@ def test_rows_stay(spark: SparkSession, seed: int) -> None:
 
 
 def command(location: str, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["rewrite-position-delete-files", location, *arguments])
+    result = invoke(["rewrite-position-delete-files", location, *arguments])
     assert result.exit_code == code, result.output + repr(result.exception)
     return result.output
 

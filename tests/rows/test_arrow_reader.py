@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.scan import Scan
+    from sparkmeta import Scan
     from tests.peers.corpus import Corpus
 
 pytestmark = pytest.mark.java

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkmeta.scan import Scan
+    from sparkmeta import Scan
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import sparkmeta as sm
+from sparkmeta import Settings
 from sparkmeta.errors import SettingError, from_spark
 from sparkmeta.rows.planned import FILES, NUMBER, POSITION, read_files, understands_logs
 from sparkmeta.session import is_connect
-from sparkmeta.settings import Settings
 from tests.conftest import configured
 
 if TYPE_CHECKING:

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
 import sparkmeta as sm
-from sparkmeta.cli import main
 from sparkmeta.cli.schedule import JOBS, choose_tables, read_config, run_maintenance
 from sparkmeta.errors import CatalogError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
-from sparkmeta.storage.location import local_path
+from tests.command_line import invoke
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.handmade import HandmadeTable, data, long_bounds
+from tests.local_files import local_path
 from tests.maintain.test_compact import EAGER, append, delete, seen
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ locations = ["{folder}/nowhere"]
 
 
 def command(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
-    done = CliRunner().invoke(main, ["maintain", *arguments])
+    done = invoke(["maintain", *arguments])
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -369,7 +368,7 @@ def test_what_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_nothing_runs_with_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(written(tmp_path / "bad.toml", "tabels = 1"))
-    done = CliRunner().invoke(main, ["maintain", "--config", path])
+    done = invoke(["maintain", "--config", path])
     assert done.exit_code == 2
     assert "tabels is 1: unknown key" in done.stderr
     job = runpy.run_path(str(JOBS_FOLDER / "maintain.py"))["main"]

@@ -12,7 +12,7 @@ import requests
 from pyiceberg.catalog import load_catalog as load_pyiceberg_catalog
 
 import sparkmeta as sm
-from sparkmeta.catalog import Catalog
+from sparkmeta import Catalog
 from sparkmeta.service import planning
 from tests.conftest import ICEBERG, configured
 from tests.service.protocol import Checked, models

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
-from click.testing import CliRunner
 
-from sparkmeta.cli import main
 from sparkmeta.cli.serve import serve_options
 from sparkmeta.errors import SettingError
 from sparkmeta.service.access import one_token
+from tests.command_line import invoke
 from tests.handmade import HandmadeTable, data
 from tests.service.serving import Client, eventually, served
 
@@ -145,7 +144,7 @@ def test_what_the_command_and_the_job_refuse(
     arguments: list[str], message: str, spark: SparkSession, tmp_path: Path, capsys
 ):
     properties = ["--property", "type=hadoop", "--property", f"warehouse={tmp_path}", "--catalog", "local"]
-    result = CliRunner().invoke(main, ["serve", *properties, *arguments])
+    result = invoke(["serve", *properties, *arguments])
     assert result.exit_code == 1
     assert message in result.output
     assert runpy.run_path(str(JOB))["main"]([*properties, *arguments]) == 1

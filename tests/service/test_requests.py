@@ -25,6 +25,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 import sparkmeta as sm
+from sparkmeta import ServeOptions
 from sparkmeta.errors import FileAccessError, SettingError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
@@ -32,7 +33,6 @@ from sparkmeta.service.access import (
     ANYBODY,
     Principal,
     Principals,
-    ServeOptions,
     check_options,
     one_token,
     principals_from_json,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sparkmeta import ServeOptions
 from sparkmeta.service import planning as module
-from sparkmeta.service.access import ServeOptions
 from sparkmeta.service.planning import Run, Runs
 from sparkmeta.service.plans import Pages
 from sparkmeta.service.requests import ApiError, busy

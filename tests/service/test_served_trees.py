@@ -10,8 +10,8 @@ import pytest
 from pyiceberg.types import LongType
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
 from tests.conformance.test_trees import tree_of
+from tests.frames import local_frame
 from tests.maintain.clones import clone
 from tests.peers import corpus as peers
 from tests.peers.file_maker import local_path

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkmeta.catalog import Catalog
-    from sparkmeta.table import Table
+    from sparkmeta import Catalog, Table
 
 FILES = 2 * LOADS
 """Data files of a table with the loads of `orders`: one for each country."""

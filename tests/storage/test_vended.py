@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkmeta.table import Table
+    from sparkmeta import Table
     from tests.rest.proxy import Proxy, Request
 
 HOUR = 3600.0

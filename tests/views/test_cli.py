@@ -6,12 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta.catalog import load_catalog
-from sparkmeta.cli import main
+from sparkmeta import load_catalog
+from tests.command_line import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
 
     def run(*arguments: str, code: int = 0) -> str:
         options = ("--catalog", "local", "--property", "type=hadoop", "--property", f"warehouse={tmp_path}/w")
-        result = CliRunner().invoke(main, (*arguments, *options))
+        result = invoke((*arguments, *options))
         assert result.exit_code == code, result.output + repr(result.exception)
         return result.output
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
-from sparkmeta.storage.location import local_path
+from tests.local_files import local_path
 from tests.maintain.test_expire import files_below
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame, local_session
+from sparkmeta import local_session
 from sparkmeta.storage.files import LocalFiles
 from tests.faults import Fault, FaultyFiles, FaultyWriter, Kind, tasks_use, through
+from tests.frames import local_frame
 from tests.maintain.test_expire import planned_paths, soon
 from tests.write.list_files import unreached_files
 from tests.write.test_changes import BY_PART, MODES, SCHEMA

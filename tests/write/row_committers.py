@@ -14,8 +14,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta import local_session
 from sparkmeta.errors import CommitFailedError
-from sparkmeta.session import local_frame, local_session
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

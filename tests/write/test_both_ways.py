@@ -49,19 +49,19 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import uuid_bytes, uuid_texts, whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.expr.transforms import partition_value
-from sparkmeta.session import SessionSource, local_frame
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.write.delete_tasks import read_masks
 from sparkmeta.write.few_rows import transformed
 from tests.conftest import configured
+from tests.frames import local_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta import Table
-    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta import SnapshotUpdate, Table
 
 BY_SPARK = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 

@@ -29,10 +29,10 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, proves_failure
 from sparkmeta.storage.executors import ExecutorWriter
-from sparkmeta.storage.location import local_path
 from sparkmeta.write import deletes
 from tests.commit.tables import QUICK
 from tests.faults import Fault, FaultyFiles, FaultyWriter, Killed, Kind, faults, tasks_use, through
+from tests.local_files import local_path
 from tests.maintain.test_expire import files_below, planned_paths
 from tests.peers.slices import SOAK
 from tests.write.list_files import reached_files

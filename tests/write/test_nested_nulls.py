@@ -13,7 +13,7 @@ from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType
 from pyspark.sql import Row
 
 import sparkmeta as sm
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.peers.slices import SOAK
 
 if TYPE_CHECKING:

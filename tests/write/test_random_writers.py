@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.peers.slices import SOAK
 from tests.write.list_files import avro_records, unreached_files
 from tests.write.test_changes import BY_PART, MODES, SCHEMA
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.write.transaction import RowTransaction
+    from sparkmeta import RowTransaction
 
 STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "0")), int(os.environ.get("SPARKMETA_SEED", "1"))
 PARTS = "abcd"

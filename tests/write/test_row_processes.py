@@ -115,6 +115,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield master
 
 
+@pytest.mark.jvm
 @pytest.mark.skipif(not SOAK, reason="takes a minute: SPARKMETA_SOAK=1 runs it")
 @pytest.mark.parametrize("kind", ["fails", "hangs"])
 def test_tasks_are_tried_twice(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError
-from sparkmeta.session import local_frame
+from tests.frames import local_frame
 from tests.maintain.test_expire import files_below
 from tests.peers.slices import SOAK
 from tests.write.test_changes import BY_PART, MODES, SCHEMA

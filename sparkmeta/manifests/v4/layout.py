@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection, SpecTuples
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import field_id, whole, with_field_id
 from sparkmeta.expr.bounds import inverted
 from sparkmeta.manifests.parquet_file import parquet_bytes
@@ -200,6 +200,8 @@ def open_manifest(
         is_iceberg = has_iceberg_layout(file.schema_arrow)
         if is_iceberg:
             refuse_unfinished(file.schema_arrow, location)
+        else:
+            _refuse_other_layouts(file.schema_arrow, location)
         metadata = file.metadata.metadata or {}
         texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
         version = texts.get(FORMAT_VERSION_KEY)
@@ -209,6 +211,20 @@ def open_manifest(
             )
         yield OpenManifest(file, location, texts, is_iceberg, vectors)
 
+
+def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
+    """Refuse other drafts of the Iceberg project's layout, such as one without field ids."""
+    children = [child for field in schema if pa.types.is_struct(field.type) for child in field.type]
+    for name, other_id in _OTHER_LAYOUTS.items():
+        if any(field.name == name or (other_id and field_id(field) == other_id) for field in (*schema, *children)):
+            raise UnsupportedError(
+                f"{location}: the manifest has the field {name}: trees in this layout, which the Iceberg project has "
+                "not finished, can't be read; read the table with the library that wrote it"
+            )
+
+
+# Fields of other layouts, with their ids unless these mean something else in this layout, as 147 (tracking) does.
+_OTHER_LAYOUTS = {"tracking": None, "column_files": 160}
 
 _parquet_errors = partial(translated_read_errors, field="file", problem="not a Parquet file")
 
@@ -332,7 +348,10 @@ def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
     """Return whether a Parquet manifest has a layout of V4, and not the entry layout of versions 1 to 3."""
     with _parquet_errors(location):
         schema = pq.read_schema(pa.BufferReader(data))
-    return "version_info" in schema.names or has_iceberg_layout(schema)
+    if has_iceberg_layout(schema):
+        return True
+    _refuse_other_layouts(schema, location)
+    return "version_info" in schema.names
 
 
 def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mapping[int, int]) -> pa.Table:
