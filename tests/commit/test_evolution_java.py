@@ -332,7 +332,7 @@ REFUSED: dict[str, tuple[Carry, Change, str]] = {
         api('table.updateSchema().addRequiredColumn("d", types.IntegerType.get()).commit()'),
         schema(lambda u: u.add_column("d", IntegerType(), required=True)), "cannot add required column",
     ),
-    "the source of a partition field": ("DROP COLUMN name", schema(lambda u: u.delete_column("name")), "source of the partition"),
+    "the source of a partition field": ("DROP COLUMN name", schema(lambda u: u.delete_column("name")), "a source of"),
     "a branch that exists": (
         "CREATE BRANCH b", refs(lambda u, t: u.create_branch(snapshot(t, 0), "b")), "there is a branch 'b' already"
     ),
