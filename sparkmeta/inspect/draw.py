@@ -19,6 +19,7 @@ from sparkmeta.charts import standalone
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.inspect.draw_svg import svg_of
 from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, text_of
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
@@ -154,7 +155,9 @@ class _Excerpt:
 
 
 def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Excerpt:
-    excerpt = _excerpt(root)
+    # A leaf is drawn once, with the deletion vectors in its entries.
+    in_file = root.table.filter(pc.not_equal(root.table.column("file_format"), VECTORS))
+    excerpt = _excerpt(replace(root, table=in_file))
     vectors = {
         row["ordinal"]: _Vector(row["label"], _status(row), row["referenced_file"], _bitmap(row, state.files))
         for row in excerpt.rows
@@ -170,7 +173,7 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Excerpt:
             nodes.append(Node(_leaf_entry(row, vectors.values(), excerpt.labels), rows, left_out))
         else:
             nodes.append(Node(_file_entry(row, row["ordinal"])))
-    return Excerpt(_title(snapshot), "root manifest", root.location, len(root.table), tuple(nodes), excerpt.left_out)
+    return Excerpt(_title(snapshot), "root manifest", root.location, len(in_file), tuple(nodes), excerpt.left_out)
 
 
 def _excerpt(root: Root) -> _Excerpt:

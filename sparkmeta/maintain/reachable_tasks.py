@@ -21,7 +21,6 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked_entries
-from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
 from sparkmeta.progress import progress
@@ -344,7 +343,7 @@ class ContentReader:
             yield from batches
             return
         table = pa.Table.from_batches(batches, self._projection.schema)
-        yield from unmasked_entries(table, dv, some=row["file_format"] == VECTORS).to_batches()
+        yield from unmasked_entries(table, dv).to_batches()
 
     @cached_property
     def _projection(self) -> EntryProjection:
