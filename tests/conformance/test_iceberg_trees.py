@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
@@ -15,10 +16,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
+from sparkmeta.errors import CorruptFileError
 from tests.conftest import configured
 
 FOLDER = Path(__file__).parent / "iceberg_trees"
@@ -352,3 +357,116 @@ def test_changelogs_and_sources(spark: SparkSession, name: str) -> None:
     location = f"file:{TABLES}/proto/{name}"
     sm.register(spark)
     assert spark.read.format("sparkmeta").load(location).count() == len(snapshots[-1]["rows"])
+
+
+# -- Broken files -----------------------------------------------------------------------------------------------------
+
+Change = Callable[[list[dict[str, Any]]], Any]
+
+
+def in_entries(**values: Any) -> Change:
+    """Return a change that sets fields of all entries; names of nested fields have `__` between them."""
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            for path, value in values.items():
+                *parents, name = path.split("__")
+                target = row
+                for parent in parents:
+                    target = target[parent]
+                target[name] = value
+
+    return change
+
+
+def with_manifest_dv(data: str, cardinality: int | None) -> Change:
+    """Return a change that gives leaves a deletion vector."""
+    return in_entries(
+        tracking__status=4, manifest_info__dv=bytes.fromhex(data), manifest_info__dv_cardinality=cardinality
+    )
+
+
+VECTOR = {"location": "data/dv.puffin", "offset": 4, "size_in_bytes": 44, "cardinality": 2}
+MASKS_TWO = "0102000001000000020103"
+BROKEN: list[tuple[str, Change, str]] = [
+    # file, change, the field and value in the error
+    *(("leaf-5", in_entries(tracking__status=status), f"tracking.status is {status}") for status in (5, -1, 99)),
+    *(("root-5", in_entries(tracking__status=status), f"tracking.status is {status}") for status in (5, -1)),
+    *(("leaf-5", in_entries(content_type=kind), f"content_type is {kind}") for kind in (1, 5, 6, -1)),
+    *(("root-5", in_entries(content_type=kind), f"content_type is {kind}") for kind in (1, 5, 6)),
+    *(("leaf-5", in_entries(content_type=kind), f"content_type is {kind}: a leaf lists files") for kind in (3, 4)),
+    ("root-5", in_entries(spec_id=7), "partition_spec_id is 7"),
+    ("root-5", in_entries(record_count=-1), "record_count is -1"),
+    ("root-5", in_entries(file_format="csv"), "file_format is 'csv'"),
+    ("root-5", in_entries(tracking__sequence_number=None), "version_info.sequence_number is None"),
+    ("root-5", in_entries(tracking__file_sequence_number=77), "version_info.file_sequence_number is 77"),
+    ("root-5", in_entries(manifest_info=None), "manifest_stats"),
+    ("root-5", in_entries(manifest_info__added_files_count=-1), "manifest_stats.added_files_count is -1"),
+    ("root-5", in_entries(location="leaf-5.parquet"), "location is"),
+    *(("root-5", with_manifest_dv(MASKS_TWO[:size], 2), "manifest_info.dv is") for size in range(0, 22, 2)),
+    ("root-5", with_manifest_dv("02" + MASKS_TWO[2:], 2), "manifest_info.dv is 2"),
+    ("root-5", with_manifest_dv("010300" + MASKS_TWO[6:], 3), "manifest_info.dv is 3"),
+    ("root-5", with_manifest_dv(MASKS_TWO[:-4] + "0301", 2), "manifest_info.dv is 1"),
+    ("root-5", with_manifest_dv(MASKS_TWO + "00", 2), "manifest_info.dv is 12"),
+    ("root-5", with_manifest_dv(MASKS_TWO, 3), "manifest_info.dv_cardinality is 3"),
+    ("root-5", with_manifest_dv("010100000100" + "000001" + "09", 1), "ordinal is 9"),
+    *(
+        ("leaf-5", in_entries(deletion_vector={**VECTOR, name: None}), f"deletion_vector.{shown_name} is None")
+        for name, shown_name in {"location": "location", "offset": "offset", "size_in_bytes": "size_in_bytes",
+                                 "cardinality": "record_count"}.items()
+    ),
+    *(
+        ("root-3", in_entries(deletion_vector={**VECTOR, name: None}), f"deletion_vector.{shown_name} is None")
+        for name, shown_name in {"location": "location", "offset": "offset", "size_in_bytes": "size_in_bytes",
+                                 "cardinality": "record_count"}.items()
+    ),
+]  # fmt: skip
+
+
+def optional(field: pa.Field) -> pa.Field:
+    """Return a field with nullable children, and with all of `manifest_info`, so that a test can change them."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        cardinality = pa.field("dv_cardinality", pa.int64(), metadata={"PARQUET:field_id": "523"})
+        kind = pa.struct([*map(optional, kind), *([cardinality] if field.name == "manifest_info" else [])])
+    return field.with_type(kind).with_nullable(True)
+
+
+@pytest.fixture(scope="module")
+def movable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the table with relative locations."""
+    folder = tmp_path_factory.mktemp("broken") / "t"
+    shutil.copytree(TABLES / "synth" / "s_flat_root_relative", folder)
+    return folder
+
+
+def plan_at(request: pytest.FixtureRequest, place: str, scan: sm.Scan) -> None:
+    """Plan a scan on the driver without Spark, or in tasks."""
+    if place == "driver":
+        scan.arrow.plan_files()
+        return
+    with configured(request.getfixturevalue("spark"), IN_TASKS):
+        scan.plan_files().collect()
+
+
+@pytest.mark.parametrize("case", range(len(BROKEN)), ids=[f"{file}, {text}" for file, _, text in BROKEN])
+@pytest.mark.parametrize("place", ["driver", "tasks"])
+def test_broken_files_are_one_clear_error(request: pytest.FixtureRequest, movable: Path, place: str, case: int) -> None:
+    name, change, message = BROKEN[case]
+    path = movable / "metadata" / f"{name}.parquet"
+    original = path.read_bytes()
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    broken = pa.Table.from_pylist(rows, schema=pa.schema([optional(field) for field in table.schema]))
+    snapshot_id = 13 if name == "root-3" else 15
+    scan = sm.load_table(str(movable)).scan(snapshot_id=snapshot_id)
+    try:
+        pq.write_table(broken.replace_schema_metadata(table.schema.metadata), path)
+        with pytest.raises((CorruptFileError, PySparkException)) as caught:
+            plan_at(request, place, scan)
+    finally:
+        path.write_bytes(original)
+    assert message in str(caught.value)
+    # Ordinals are compared where leaves are read.
+    assert ("leaf-" if message.startswith("ordinal") else name) in str(caught.value)

@@ -38,7 +38,7 @@ from sparkmeta.manifests.v4.layout import (
     read_manifest,
     stats_of_fields,
 )
-from sparkmeta.manifests.v4.root import FILES, one_of, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, one_of, version
 
 if TYPE_CHECKING:
     from sparkmeta.spec.locations import Locations
@@ -96,11 +96,20 @@ def tree_entries(
         table = manifest.rows(None, stats, columns, sources, as_written=projection.as_written)
     table, ordinals = entries_only(table, pa.array(np.arange(len(table)), pa.int64()))
     if manifest.may_be_root:
+        if manifest.is_iceberg and part.context.snapshot_id is not None:
+            _refuse_leaves(table, part.location)
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
     if vectors:
         table = _numbered(table, part)
     return entries_of_rows(table, ordinals, part, projection, types)
+
+
+def _refuse_leaves(entries: pa.Table, location: str) -> None:
+    """Raise CorruptFileError if a leaf lists manifests, which only roots do."""
+    leaves = entries.column("content_type").filter(one_of(entries, LEAVES))
+    if len(leaves):
+        raise CorruptFileError(location, "content_type", leaves[0].as_py(), "a leaf lists files, not manifests")
 
 
 def _numbered(vectors: pa.Table, part: ManifestPart) -> pa.Table:
