@@ -54,6 +54,7 @@ from sparkmeta.manifests.deletion_vectors import (
 )
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
 from sparkmeta.manifests.reader import root_location
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.root import (
     FILES,
     LEAVES,
@@ -113,7 +114,8 @@ class CheckedTree:
     @cached_property
     def leaf_by_location(self) -> dict[str, Row]:
         """The root's entries for leaves by location; a live one takes precedence over a DELETED one."""
-        entries = [row for _, row in flat_rows(self.root.table, LEAVES)]
+        in_files = self.root.table.filter(pc.not_equal(self.root.table.column("file_format"), VECTORS))
+        entries = [row for _, row in flat_rows(in_files, LEAVES)]
         rows = sorted(entries, key=lambda row: row["status"] != Status.DELETED)
         return {row["location"]: row for row in rows}
 

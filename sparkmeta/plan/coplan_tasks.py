@@ -200,7 +200,7 @@ class HeldDvs:
 
 def _is_leaf(manifest: Mapping[str, Any]) -> bool:
     """Return whether a manifest is a leaf of a tree, not an Avro manifest."""
-    return bool(manifest["file_format"] == "PARQUET")
+    return manifest["file_format"] in ("PARQUET", VECTORS)
 
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:

@@ -166,9 +166,9 @@ def sorted_rows(rows: Sequence[Any]) -> list[str]:
 Plan = Callable[[sm.Scan], list[dict[str, Any]]]
 
 
-@pytest.fixture(params=["driver", "spark", "tasks"])
+@pytest.fixture(params=["driver", "spark", "tasks", "colocated"])
 def plan(request: pytest.FixtureRequest) -> Iterator[Plan]:
-    """Plan on the driver without Spark, in Spark, or in tasks."""
+    """Plan on the driver without Spark, in Spark, or in tasks, which may read data files and their deletes together."""
     if request.param == "driver":
         yield lambda scan: scan.arrow.plan_files().to_pylist()
         return
@@ -177,7 +177,8 @@ def plan(request: pytest.FixtureRequest) -> Iterator[Plan]:
     def run(scan: sm.Scan) -> list[dict[str, Any]]:
         return [row.asDict(recursive=True) for row in scan.plan_files().collect()]
 
-    with configured(spark, IN_TASKS if request.param == "tasks" else {}):
+    together = {"spark.sparkmeta.planning": "colocated"} if request.param == "colocated" else {}
+    with configured(spark, {} if request.param == "spark" else IN_TASKS | together):
         yield run
 
 

@@ -463,6 +463,7 @@ def _vector_leaves(entries: pa.Table, columns: _Entries, schema: pa.Schema) -> p
         "content_type": pa.repeat(pa.scalar(int(ContentType.DELETE_MANIFEST), pa.int32()), len(leaves)),
         "file_format": pa.repeat(pa.scalar(VECTORS), len(leaves)),
         "first_row_id": pa.nulls(len(leaves), pa.int64()),
+        "referenced_file": leaves.column("location"),
         CONTENT_STATS: pa.nulls(len(leaves), schema.field(CONTENT_STATS).type),
     }
     arrays = [replaced.get(name, leaves.column(name)) for name in schema.names]

@@ -90,6 +90,12 @@ class Tree:
         """Return which leaves, rows of `leaf_manifests`, are V4 leaves that another library may have written."""
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
+    def has_affinity(self, leaves: pa.Table) -> pa.Array:
+        """Return which leaves, rows of `leaf_manifests`, may name a data leaf, or be named by a delete leaf."""
+        if self.root.is_iceberg:
+            return self.is_foreign(leaves)
+        return self.has_tree_layout(leaves)
+
     def has_old_layout(self, leaves: pa.Table) -> pa.Array:
         """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests in the layout of versions 1 to
         3."""
