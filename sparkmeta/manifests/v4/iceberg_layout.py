@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -99,7 +100,8 @@ def iceberg_paths(
 
     Deletion vectors, versions and statistics of manifests are always read: they are small. See `read_manifest`.
     """
-    ids = {_IDS[name] for name in ("location", *columns) if name in _IDS} | {_TRACKING, _VECTOR, _INFO, _COLUMN_FILES}
+    ids = {_IDS[name] for name in ("content_type", "location", *columns) if name in _IDS}
+    ids |= {_TRACKING, _VECTOR, _INFO, _COLUMN_FILES}
     structs = {stats_struct_id(stats_id) for stats_id in stats}
     paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
@@ -172,10 +174,10 @@ class _Entries:
         vectors = self._struct(_VECTOR)
         has_vector = pa.repeat(False, len(self.table)) if vectors is None else vectors.is_valid()
         values = {
-            "location": self._child(vectors, _VECTOR_LOCATION, pa.string()),
-            "offset": self._child(vectors, _OFFSET, pa.int64()),
-            "size_in_bytes": self._child(vectors, _SIZE, pa.int64()),
-            "record_count": self._child(vectors, _CARDINALITY, pa.int64()),
+            "location": self._child(_VECTOR, _VECTOR_LOCATION, pa.string()),
+            "offset": self._child(_VECTOR, _OFFSET, pa.int64()),
+            "size_in_bytes": self._child(_VECTOR, _SIZE, pa.int64()),
+            "record_count": self._child(_VECTOR, _CARDINALITY, pa.int64()),
         }
         for name, array in values.items():
             if pc.any(pc.and_(has_vector, array.is_null())).as_py():
@@ -207,10 +209,9 @@ class _Entries:
 
     def manifest_vectors(self) -> list[dict[str, Any]]:
         """Return the deletion vectors of leaves: row number, positions, changes of the commit, and cardinality."""
-        info = self._struct(_INFO)
-        vectors = self._child(info, _MANIFEST_DV, pa.binary())
+        vectors = self._child(_INFO, _MANIFEST_DV, pa.binary())
         rows = np.flatnonzero(vectors.is_valid().to_numpy(zero_copy_only=False)).tolist()
-        counts = self._child(info, _DV_CARDINALITY, pa.int64())
+        counts = self._child(_INFO, _DV_CARDINALITY, pa.int64())
         changes = {number: self._tracking(number, pa.binary()) for number in (_DELETED_POSITIONS, _REPLACED_POSITIONS)}
         result = []
         for row in rows:
@@ -238,10 +239,24 @@ class _Entries:
 
     # -- fields -----------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _columns(self) -> dict[int, pa.Array]:
         columns = zip(self.table.schema, self.table.columns, strict=True)
         return {number: whole(values) for field, values in columns if (number := field_id(field)) is not None}
+
+    @cached_property
+    def _children(self) -> dict[int, dict[int, tuple[str, pa.Array]]]:
+        """The name and the values of the fields of each struct, null where the struct is."""
+        structs = {number: values for number, values in self._columns.items() if pa.types.is_struct(values.type)}
+        return {
+            number: {
+                child: (field.name, array)
+                for field, array in zip(values.type, values.flatten(), strict=True)
+                if (child := field_id(field)) is not None
+            }
+            for number, values in structs.items()
+            if number != _STATS
+        }
 
     def _struct(self, number: int) -> pa.StructArray | None:
         values = self._columns.get(number)
@@ -249,17 +264,16 @@ class _Entries:
             raise CorruptFileError(self.location, f"field {number}", str(values.type), "it is not a struct")
         return values
 
-    def _child(self, values: pa.StructArray | None, number: int, kind: pa.DataType) -> pa.Array:
+    def _child(self, parent: int, number: int, kind: pa.DataType) -> pa.Array:
         """Return a field of a struct; nulls if the file lacks it."""
-        if values is None:
+        self._struct(parent)
+        if number not in self._children.get(parent, {}):
             return pa.nulls(len(self.table), kind)
-        for index, field in enumerate(values.type):
-            if field_id(field) == number:
-                return cast_field(values.flatten()[index], kind, field.name, self.location)
-        return pa.nulls(len(self.table), kind)
+        name, values = self._children[parent][number]
+        return cast_field(values, kind, name, self.location)
 
     def _tracking(self, number: int, kind: pa.DataType) -> pa.Array:
-        return self._child(self._struct(_TRACKING), number, kind)
+        return self._child(_TRACKING, number, kind)
 
     def _field(self, name: str) -> pa.Array:
         values, kind = self._columns.get(_IDS[name]), nullable_type(_TYPES[name])
@@ -285,13 +299,13 @@ class _Entries:
         return pa.StructArray.from_arrays([status, snapshots, *numbers], fields=list(kind))
 
     def _manifest_stats(self, is_leaf: pa.Array) -> pa.StructArray:
-        info, kind = self._struct(_INFO), nullable_type(_TYPES["manifest_stats"])
+        kind = nullable_type(_TYPES["manifest_stats"])
         children = []
         for spec in STRUCTS["manifest_stats"]:
-            values = self._child(info, spec.id, spec.type)
+            values = self._child(_INFO, spec.id, spec.type)
             for others in (_REPLACED_COUNTS, _MODIFIED_COUNTS):
                 if spec.name in others:
-                    counts = self._child(info, others[spec.name], spec.type)
+                    counts = self._child(_INFO, others[spec.name], spec.type)
                     values = pc.add(values, pc.fill_null(counts, 0)).cast(spec.type)
             children.append(values)
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(is_leaf))
@@ -306,14 +320,13 @@ class _Entries:
         """Return `content_stats`, whose bounds hold partition values as in the layout of the proposal."""
         known = self._resolved_stats()
         content = read_stats(known, stats, len(self.table), self.location, {})
-        values = self._struct(PARTITION_FIELD_ID)
         corrected: dict[str, pa.StructArray] = {}
         for partition_field, source in fields.items():
             name = str(source)
             if source in stats:
                 struct = corrected.get(name, _child_of(content, name))
                 kind = struct.type.field("lower_bound").type
-                corrected[name] = _with_value(struct, self._child(values, partition_field, kind))
+                corrected[name] = _with_value(struct, self._child(PARTITION_FIELD_ID, partition_field, kind))
         if not corrected:
             return content
         structs = [corrected.get(field.name, _child_of(content, field.name)) for field in content.type]
@@ -365,8 +378,8 @@ def _with_value(struct: pa.StructArray, value: pa.Array) -> pa.StructArray:
         if child.name in BOUNDS:
             children[child.name] = pc.if_else(has_value, bound, values)
         elif child.name == "nan_value_count":
-            some = pc.max_element_wise(values, pa.scalar(1, pa.int64()))
-            children[child.name] = pc.if_else(is_nan, some, values)
+            at_least_one = pc.max_element_wise(values, pa.scalar(1, pa.int64()))
+            children[child.name] = pc.if_else(is_nan, at_least_one, values)
     return pa.StructArray.from_arrays([*children.values()], fields=list(struct.type))
 
 
