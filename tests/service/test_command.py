@@ -18,7 +18,7 @@ import requests
 
 from sparkmeta.cli.serve import serve_options
 from sparkmeta.errors import SettingError
-from sparkmeta.service.access import one_token
+from sparkmeta.service.access import check_options, one_token
 from tests.command_line import invoke
 from tests.handmade import HandmadeTable, data
 from tests.service.serving import Client, eventually, served
@@ -156,6 +156,6 @@ def test_the_secret_of_replicas(monkeypatch: pytest.MonkeyPatch):
     assert serve_options({}).secret == b"a secret of all replicas"
     monkeypatch.setenv("SPARKMETA_SERVE_SECRET", "short")
     with pytest.raises(SettingError, match="the secret has 5 bytes"):
-        serve_options({}).check()
+        check_options(serve_options({}))
     monkeypatch.delenv("SPARKMETA_SERVE_SECRET")
     assert serve_options({}).secret != serve_options({}).secret
