@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.live import LIVE_ROWS, is_live, live_counts, sums
 from sparkmeta.errors import CommitConflictError, CorruptFileError
 from sparkmeta.expr.arrays import whole
+from sparkmeta.manifests.v4.fields import with_version
 from sparkmeta.manifests.v4.layout import conform
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
@@ -320,14 +321,14 @@ def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None
     old_ids = version(table, "snapshot_id")
     ids = old_ids if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
     numbers = [version(table, name) for name in ("sequence_number", "file_sequence_number")]
-    return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
+    return with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
 
 
 def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
     """Return the rows with a status and the commit's snapshot id and sequence number."""
     numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
     children = [pa.repeat(pa.scalar(number, pa.int64()), len(table)) for number in numbers]
-    return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
+    return with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
 
 
 def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
@@ -337,7 +338,7 @@ def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
     status, snapshot_id, file_number = (
         version(rows, name) for name in ("status", "snapshot_id", "file_sequence_number")
     )
-    return _with_version(rows, [status, snapshot_id, numbers, file_number])
+    return with_version(rows, [status, snapshot_id, numbers, file_number])
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
@@ -350,13 +351,6 @@ def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
     children[index] = pc.if_else(stats.is_valid(), filled, pa.scalar(None, pa.int64()))
     struct = pa.StructArray.from_arrays(children, fields=list(stats.type), mask=stats.is_null())
     return table.set_column(table.column_names.index("manifest_stats"), table.schema.field("manifest_stats"), struct)
-
-
-def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:
-    field = table.schema.field("version_info")
-    arrays = [whole(child) for child in children]
-    struct = pa.StructArray.from_arrays(arrays, fields=list(field.type))
-    return table.set_column(table.column_names.index("version_info"), field, struct)
 
 
 def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:

@@ -138,7 +138,7 @@ def broadcast(rows: Rows) -> Rows:
 
 
 def alike(rows: Relation, others: Relation) -> tuple[Relation, Relation]:
-    """Return two tables, or two DataFrames of which Spark sends the second to each task if it was a table.
+    """Return two tables or two DataFrames. If only the second is a table, Spark sends it to each task.
 
     Call this before you compare expressions of both: Spark and Arrow compute different texts and hashes.
     """

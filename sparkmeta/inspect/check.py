@@ -708,7 +708,8 @@ def _dvs_of_other_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     kind = sql.col("content_type")
     in_leaves = tree.with_leaves(where(tree.marked, _is_unmasked() & (kind == _POSITION)))
     dvs = select(in_leaves, sql.columns("path", "referenced_file", "owner"))
-    owners = select(tree.leaves, [sql.col(_LEAF).alias(MANIFEST), sql.col("path").alias(_LEAF)])
+    data_leaves = where(tree.leaves, sql.col("kind") == int(ContentType.DATA_MANIFEST))
+    owners = select(data_leaves, [sql.col(_LEAF).alias(MANIFEST), sql.col("path").alias(_LEAF)])
     affiliated = where(beside(dvs, broadcast(owners), "owner", _LEAF), sql.col(MANIFEST).isNotNull())
     files, file = where(tree.marked, kind == _DATA), {"referenced_file": "location"}
     in_leaf = {MANIFEST: MANIFEST, **file}

@@ -151,7 +151,7 @@ class UpgradePlan(TablePlan[TableT]):
     def to_df(self) -> DataFrame:
         """Return the rows of the compaction's plan; none without a compaction, which rewrites no file. Runs no job.
 
-        The columns are those of the plans of `compact_manifests`.
+        The columns are as in the plans of `compact_manifests`.
         """
         return (
             local_frame(self.table.state.spark, PLANNED.empty_table())

@@ -18,6 +18,7 @@ from sparkmeta.expr.bounds import ANY, reads_as
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
     has_unknown_values,
@@ -324,9 +325,8 @@ class TableTypes:
         Metadata of trees in the Iceberg project's layout has no expressions: in memory, the values are stats with the
         negative id of the field.
         """
-        is_ours = isinstance(self.metadata, TableMetadataV4) and self.metadata.layout_revision is not None
         keyed = bool(self._expressions) or isinstance(field.transform, IdentityTransform | VoidTransform)
-        if is_ours or keyed:
+        if keyed or has_tree(self.metadata):
             return stats_field_id(self._expressions, spec, field)
         return -field.field_id
 

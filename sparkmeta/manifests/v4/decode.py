@@ -29,6 +29,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.deletion_vectors import mask_flags
+from sparkmeta.manifests.v4.fields import with_version
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS, entries_only
 from sparkmeta.manifests.v4.layout import (
     OpenManifest,
@@ -117,10 +118,7 @@ def _numbered(vectors: pa.Table, part: ManifestPart) -> pa.Table:
     info = whole(vectors.column("version_info"))
     number = pa.scalar(part.context.sequence_number, pa.int64())
     status, snapshots, *numbers = info.flatten()
-    children = [status, snapshots, *(pc.fill_null(values, number) for values in numbers)]
-    numbered = pa.StructArray.from_arrays(children, fields=list(info.type))
-    index = vectors.column_names.index("version_info")
-    return vectors.set_column(index, vectors.schema.field(index), numbered)
+    return with_version(vectors, [status, snapshots, *(pc.fill_null(values, number) for values in numbers)])
 
 
 def entries_of_rows(

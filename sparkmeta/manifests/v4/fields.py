@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.expr.arrays import field_id
+from sparkmeta.expr.arrays import field_id, whole
 from sparkmeta.expr.bounds import bound_arrow_type, promoted_days
 from sparkmeta.spec.entry import (
     BOUNDS,
@@ -44,6 +44,18 @@ def tree_stats_type(stats: StatsTypes) -> pa.StructType:
     """Return the type of `content_stats` in memory: structs with all children, in order of their ids."""
     structs = {field_id: full_stats_struct(bound_arrow_type(stats[field_id])) for field_id in sorted(stats)}
     return pa.struct([pa.field(str(field_id), kind) for field_id, kind in structs.items()])
+
+
+def with_version(rows: pa.Table, children: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Table:
+    """Return rows of `tree_schema` with another `version_info`.
+
+    Args:
+        rows: the rows.
+        children: status, snapshot id, sequence number and file sequence number.
+    """
+    field = rows.schema.field("version_info")
+    struct = pa.StructArray.from_arrays([*map(whole, children)], fields=list(field.type))
+    return rows.set_column(rows.column_names.index("version_info"), field, struct)
 
 
 def read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:
@@ -161,10 +173,10 @@ def _of_source(
 
 
 def cast_field(values: pa.Array, kind: pa.DataType, name: str, location: str, type_name: str = "") -> pa.Array:
-    """Return values of a file as another type, of which they may be promoted.
+    """Return values of a file as the type to which they may be promoted.
 
     Raises:
-        CorruptFileError: they are of a type that can't be promoted.
+        CorruptFileError: their type can't be promoted.
     """
     if values.type == kind:
         return values

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import field_id, whole
-from sparkmeta.manifests.v4.fields import STRUCTS, StatsTypes, cast_field, nullable_type, read_stats
+from sparkmeta.manifests.v4.fields import STRUCTS, StatsTypes, cast_field, nullable_type, read_stats, with_version
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import BOUNDS, CONTENT_ENTRY, PARTITION_FIELD_ID, ContentType, Status, stats_struct_id
 from sparkmeta.spec.mumbling import read_mumbling
@@ -130,11 +130,7 @@ def iceberg_rows(
         CorruptFileError: a field has another type, or lacks a required value.
     """
     entries = _Entries(table, location)
-    entries.refuse_column_files()
-    columns = entries.vector_columns() if vectors else entries.columns()
-    columns[CONTENT_STATS] = entries.stats(stats, fields)
-    arrays = [columns.get(field.name, pa.nulls(len(table), field.type)) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return entries.rows(schema, entries.stats(stats, fields), vectors=vectors)
 
 
 def entries_only(rows: pa.Table, ordinals: pa.Array) -> tuple[pa.Table, pa.Array]:
@@ -157,6 +153,14 @@ class _Entries:
 
     table: pa.Table
     location: str
+
+    def rows(self, schema: pa.Schema, stats: pa.StructArray, *, vectors: bool) -> pa.Table:
+        """Return the rows of `iceberg_rows` with `content_stats`."""
+        self.refuse_column_files()
+        columns = self.vector_columns() if vectors else self.columns()
+        columns[CONTENT_STATS] = stats
+        arrays = [columns.get(field.name, pa.nulls(len(self.table), field.type)) for field in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
 
     def columns(self) -> dict[str, pa.Array]:
         """Return the fields of the entries themselves."""
@@ -208,7 +212,7 @@ class _Entries:
             raise UnsupportedError(f"{self.location}: entries have column files (158), which can't be read")
 
     def manifest_vectors(self) -> list[dict[str, Any]]:
-        """Return the deletion vectors of leaves: row number, positions, changes of the commit, and cardinality."""
+        """Return the deletion vectors of leaves: row number, positions, and positions that the commit removed."""
         vectors = self._child(_INFO, _MANIFEST_DV, pa.binary())
         rows = np.flatnonzero(vectors.is_valid().to_numpy(zero_copy_only=False)).tolist()
         counts = self._child(_INFO, _DV_CARDINALITY, pa.int64())
@@ -402,16 +406,15 @@ def iceberg_root(
         spec_id: the partition spec of leaves that name none, since their files have several.
     """
     nothing = pa.repeat(0, len(table))
-    entries = iceberg_rows(table, schema, stats, location, fields, vectors=False)
+    columns = _Entries(table, location)
+    content = columns.stats(stats, fields)
+    entries, vectors = (columns.rows(schema, content, vectors=of_vectors) for of_vectors in (False, True))
     index = entries.column_names.index("partition_spec_id")
     specs = pc.fill_null(entries.column(index), pa.scalar(spec_id, pa.int32()))
     entries = entries.set_column(index, entries.schema.field(index), specs)
-    vectors = iceberg_rows(table, schema, stats, location, fields, vectors=True)
-    vectors = _numbered(vectors, entries)
-    columns = _Entries(table, location)
     parts = [
         entries_only(entries, nothing)[0],
-        entries_only(vectors, nothing)[0],
+        entries_only(_numbered(vectors, entries), nothing)[0],
         _manifest_dvs(entries, columns, schema),
         _vector_leaves(entries, columns, schema),
     ]
@@ -428,17 +431,16 @@ def _numbered(vectors: pa.Table, entries: pa.Table) -> pa.Table:
     is_added = pc.equal(status, int(Status.ADDED))
     of_files = of_entries.flatten()[-len(numbers) :]
     children = [pc.if_else(is_added, new, old) for new, old in zip(numbers, of_files, strict=True)]
-    numbered = pa.StructArray.from_arrays([status, snapshots, *children], fields=list(info.type))
-    index = vectors.column_names.index("version_info")
-    return vectors.set_column(index, vectors.schema.field(index), numbered)
+    return with_version(vectors, [status, snapshots, *children])
 
 
 def _manifest_dvs(entries: pa.Table, columns: _Entries, schema: pa.Schema) -> pa.Table:
     """Return entries for the deletion vectors of leaves. A changed vector is preceded by the DELETED one before it."""
-    leaves = entries.to_pylist() if columns.manifest_vectors() else []
+    vectors = columns.manifest_vectors()
+    leaves = entries.to_pylist() if vectors else []
     statuses, snapshots = columns.statuses().to_pylist(), columns.vector_snapshots().to_pylist()
     rows = []
-    for vector in columns.manifest_vectors():
+    for vector in vectors:
         leaf, change = leaves[vector["row"]], statuses[vector["row"]]
         version = leaf["version_info"]
         snapshot_id = snapshots[vector["row"]] or version["snapshot_id"]

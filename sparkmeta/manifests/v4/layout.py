@@ -302,7 +302,8 @@ class OpenManifest:
         if not self.is_iceberg:
             return self.rows(None, stats, None, fields, as_written=as_written)
         table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
-        return iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
+        rows = iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
+        return rows if as_written else _with_ordered_bounds(rows, stats, frozenset(fields.values()))
 
     def _columns(
         self,
@@ -311,7 +312,7 @@ class OpenManifest:
         columns: Collection[str] | None,
         fields: Mapping[int, int],
     ) -> pa.Table:
-        """Return columns of the file as they are written."""
+        """Return columns of the file, without conversion."""
         paths = iceberg_paths if self.is_iceberg else _paths
         with _parquet_errors(self.location):
             names = None if columns is None else paths(self.file.schema_arrow, columns, stats, fields)

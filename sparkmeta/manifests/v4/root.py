@@ -147,8 +147,7 @@ def read_root(
             live entries.
     """
     root = read_unchecked_root(data, types, location, stamp, locations)
-    for problem in entry_problems(root.table, types.spec_fields, exact_counts=not root.is_iceberg):
-        raise problem.error(location)
+    check_root(root.table, types.spec_fields, location, exact_counts=not root.is_iceberg)
     for leaf in repeated_leaves(root.leaves):
         raise CorruptFileError(location, "location", leaf, TWO_LIVE_ENTRIES)
     return root
@@ -208,9 +207,9 @@ def _with_row_ids(table: pa.Table, first_row_id: int) -> pa.Table:
 # -- The field matrix -------------------------------------------------------------------------------------------------
 
 
-def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
-    """Raise CorruptFileError for the first entry that breaks a rule of the field matrix."""
-    for problem in entry_problems(table, specs):
+def check_root(table: pa.Table, specs: Collection[int], location: str, *, exact_counts: bool = True) -> None:
+    """Raise CorruptFileError for the first entry that breaks a rule of the field matrix; see `entry_problems`."""
+    for problem in entry_problems(table, specs, exact_counts=exact_counts):
         raise problem.error(location)
 
 
