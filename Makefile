@@ -6,6 +6,7 @@ STAMP := .venv/.ready
 ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 REST := build/rest
+READER := build/reader
 NEWEST := build/newest
 OLDEST := build/oldest
 DOCS := build/docs-env
@@ -27,7 +28,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo quick test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
+.PHONY: help setup jars rest reader s3a protocol demo quick test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +65,16 @@ $(REST)/RestServer.class: tests/rest/pom.xml tests/rest/RestServer.java
 		echo "mvn or javac not found: the tests that run a REST catalog are skipped." >&2; \
 	fi
 
+reader: $(READER)/org/apache/iceberg/V4Entries.class ## Compile the program that reads V4 manifests by Iceberg's own reader, for tests that compare with it
+
+# No Maven or no compiler is no failure.
+$(READER)/org/apache/iceberg/V4Entries.class: tests/peers/V4Entries.java | jars
+	@if test -f $(JAR) && command -v javac >/dev/null; then \
+		javac --release 17 -cp $(JAR) -d $(READER) $<; \
+	else \
+		echo "Iceberg's runtime or javac not found: the tests that read V4 manifests by Iceberg's reader are skipped." >&2; \
+	fi
+
 s3a: build/s3a/.ready ## Fetch Hadoop's client of S3 from Maven, for tests in which Spark's own sources read from a store
 
 build/s3a/.ready: tests/s3a-pom.xml
@@ -87,16 +98,16 @@ demo: setup jars ## Create tables of some thousand files, and plan scans
 quick: setup ## Run the tests that start no JVM and a share of the long ones, to be run while working
 	$(PY) -m pytest $(PARALLEL) --no-jvm --deal $(DEAL)
 
-test: setup jars rest s3a protocol connect ## Run the tests and a share of the long ones, some of them also on Spark Connect
+test: setup jars rest reader s3a protocol connect ## Run the tests and a share of the long ones, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=20 --deal $(DEAL)
 
-test-all: setup jars rest s3a protocol connect-all ## Run all tests, most of them also on Spark Connect: two hours
+test-all: setup jars rest reader s3a protocol connect-all ## Run all tests, most of them also on Spark Connect: two hours
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
 	$(PY) -m pytest -m connect --spark_connect_url separate --deal $(DEAL)
 
-connect-all: setup jars rest ## As connect, all tests of what works on Spark Connect, and all catalogs with tables on S3
+connect-all: setup jars rest reader ## As connect, all tests of what works on Spark Connect, and all catalogs with tables on S3
 	$(PY) -m pytest $(PARALLEL) --spark_connect_url separate $(ON_CONNECT)
 	$(PY) -m pytest --spark_connect_url separate -k S3 tests/catalog/test_matrix.py
 
@@ -165,7 +176,7 @@ bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 
 	$(PY) -m tests.benchmarks.growth 1000000000
 
 # Tests of the long form may take hours, and have no time limit.
-soak: setup jars rest s3a protocol ## Run the long form of the random tests: about a day
+soak: setup jars rest reader s3a protocol ## Run the long form of the random tests: about a day
 	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL) -o faulthandler_timeout=0
 	$(PY) -m pytest $(PARALLEL) --planning join $(PLAN)
 	$(PY) -m pytest $(PARALLEL) --planning colocated $(PLAN)
