@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -111,7 +111,7 @@ def base_root(head: TableState) -> BaseRoot:
         return BaseRoot(None)
     if head.tree is not None:
         repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
-        if head.tree.foreign_sequence_number == sys.maxsize:
+        if head.tree.foreign_sequence_number == sys.maxsize and not head.tree.root.is_iceberg:
             repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
         return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)
@@ -121,7 +121,7 @@ _REPEATED = (UPGRADED_KEY, FOREIGN_KEY)
 
 
 def _conformed(root: Root, head: TableState) -> Root:
-    return Root(root.location, conform(root.table, tree_schema(head.types.stats_types)), root.properties)
+    return replace(root, table=conform(root.table, tree_schema(head.types.stats_types)))
 
 
 def _from_list(head: TableState) -> BaseRoot:

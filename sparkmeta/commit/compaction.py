@@ -17,11 +17,13 @@ from sparkmeta.commit.options import BranchOptions, TreeOptions
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import ValidationError, hint_at
 from sparkmeta.expr.predicate import parse_filter
-from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
+from sparkmeta.manifests.v4.root import FILES, Root, in_files, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import tree_layout
+from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
@@ -107,7 +109,8 @@ def scope_of(
     old_leaves = leaves.slice(0, 0) if convertible is None else convertible
     usable = _usable(state, root, pa.concat_tables([leaves, old_leaves]), options.row_filter, set(busy))
     old_ordinals = frozenset(old_leaves.column(MANIFEST).to_pylist())
-    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root), old_ordinals)
+    flushed, colocates = _flushed(state, root), tree_layout(state.metadata) == ICEBERG
+    return Scope(root, usable, frozenset(owners), keys, sources, limits, flushed, old_ordinals, colocates=colocates)
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
@@ -191,11 +194,11 @@ def _key(state: TableState, spec_id: int, sources: dict[int, int], name: str) ->
 
 
 def _tree_leaves(state: TableState) -> pa.Table:
-    """Return the rows of `state.manifests` for leaves of the V4 layout."""
+    """Return the rows of `state.manifests` for leaves of the root's layout."""
     assert state.tree is not None
-    manifests = state.manifests
+    manifests = in_files(state.manifests)
     leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
-    return leaves.filter(state.tree.has_tree_layout(leaves))
+    return leaves.filter(state.tree.has_layout_of_root(leaves))
 
 
 def _usable(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.live import live_counts
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import whole
-from sparkmeta.manifests.v4.root import Root, one_of
+from sparkmeta.manifests.v4.root import Root, in_files, one_of
 from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType
 
@@ -254,6 +254,7 @@ class Scope:
         flushed: locations of leaves that a flush wrote. A flush does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
         rewrites_all: whether all leaves are rewritten, not only leaves that gain by it.
+        colocates: whether the entries of data files in leaves have their deletion vectors.
     """
 
     root: Root
@@ -265,6 +266,7 @@ class Scope:
     flushed: frozenset[str] = frozenset()
     old: frozenset[int] = frozenset()
     rewrites_all: bool = False
+    colocates: bool = False
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
@@ -275,7 +277,7 @@ class Scope:
         return np.where(_members(ordinals, self.old), sizes * _CONVERTED_SHARE, sizes).astype(np.int64)
 
     def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
-        table = self.root.leaves
+        table = in_files(self.root.leaves)
         table = table.filter(one_of(table, [content]))
         if spec_id is not None:
             table = table.filter(pc.equal(table.column("partition_spec_id"), spec_id))
@@ -412,6 +414,7 @@ def choose_merges(scope: Scope) -> CompactionGroups:
     return choice.of([group for group in choice.data if not group.exchanged and group.parts <= 1])
 
 
+_DELETES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 # Leaves that exceed the target size by more than this factor are sorted among tasks.
 _LARGE = 8
 # A commit that adds a leaf must not rewrite the last one each time.
@@ -597,11 +600,8 @@ def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason
         if leaves.parts(np.asarray(rows)) < len(rows):
             add_reason(rows, Reason.SMALL)
     add_reason(_rows_to_affiliate(scope, leaves), Reason.AFFINITY)
-    file_ordinals = (
-        _excess_root_files(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
-        .column("ordinal")
-        .to_pylist()
-    )
+    kinds = (ContentType.EQUALITY_DELETES,) if scope.colocates else _DELETES
+    file_ordinals = _excess_root_files(scope, *kinds).column("ordinal").to_pylist()
     for row, row_reasons in reasons_of_row.items():
         reasons.setdefault(int(leaves.ordinals[row]), []).extend(row_reasons)
     for ordinal in file_ordinals:

@@ -24,6 +24,8 @@ from sparkmeta.commit.compaction_tasks import (
 )
 from sparkmeta.commit.leaves import (
     DELETE_ENTRY_BYTES,
+    changed_vectors,
+    data_keys,
     existing,
     leaf_format,
     leaf_frame,
@@ -44,17 +46,21 @@ from sparkmeta.commit.next_root import (
     manifest_dv_bitmap,
     without_owners,
 )
+from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.expr.arrays import from_stream, to_stream
+from sparkmeta.expr.arrays import from_stream, to_stream, whole
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread
-from sparkmeta.manifests.v4.root import Root, same_manifest_dv, version
+from sparkmeta.manifests.v4.colocated import with_vectors
+from sparkmeta.manifests.v4.root import Root, in_files, one_of, same_manifest_dv, version
 from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import tree_layout
+from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -84,6 +90,7 @@ class Rewritten:
         leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
         first_row_ids: location of a replaced leaf -> its first row id, which determines the row ids of its entries.
         files: the replaced files of the root, with their file sequence numbers.
+        vectors: those of `files` that are deletion vectors in the entries of data files -> the data file.
         new_leaves: the root's entries for the new leaves.
     """
 
@@ -91,6 +98,7 @@ class Rewritten:
     first_row_ids: Mapping[str, int | None]
     files: Mapping[FileKey, int]
     new_leaves: pa.Table
+    vectors: Mapping[FileKey, FileKey] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,13 +138,15 @@ class RewriteJob:
         """Return the rewritten form of a group, given the root's entries for its new leaves."""
         leaves = self.root.take(pa.array(group.leaves, pa.int64()))
         locations = leaves.column("location").to_pylist()
-        files = self.root.take(pa.array(group.files, pa.int64()))
+        vectors = self._vectors(group)
+        files = pa.concat_tables([self.root.take(pa.array(group.files, pa.int64())), vectors])
         sequences = version(files, "file_sequence_number").to_pylist()
         return Rewritten(
             {location: self.scope.root.manifest_dv_of.get(location) for location in locations},
             dict(zip(locations, leaves.column("first_row_id").to_pylist(), strict=True)),
             dict(zip(file_keys(files), sequences, strict=True)),
             pa.concat_tables([self.form.schema.empty_table(), *new_leaves]),
+            dict(zip(file_keys(vectors), data_keys(vectors.column("referenced_file").to_pylist()), strict=True)),
         )
 
     def rewriting(self, ordinals: Sequence[int]) -> Rewriting:
@@ -185,8 +195,17 @@ class RewriteJob:
         }
 
     def files(self, group: Group) -> pa.Table:
-        """Return the group's files of the root as EXISTING entries."""
-        return existing(self.root.take(pa.array(group.files, pa.int64())))
+        """Return the group's files of the root as EXISTING entries of leaves."""
+        files = existing(self.root.take(pa.array(group.files, pa.int64())))
+        return files if self.form.iceberg is None else with_vectors(files, existing(self._vectors(group)))
+
+    def _vectors(self, group: Group) -> pa.Table:
+        """Return the deletion vectors in the root that go into the entries of the group's files."""
+        if self.form.iceberg is None:
+            return self.root.slice(0, 0)
+        paths = self.root.column("location").take(pa.array(group.files, pa.int64()))
+        is_vector = pc.and_(one_of(self.root, [ContentType.POSITION_DELETES]), is_live(self.root))
+        return self.root.filter(pc.and_(is_vector, pc.is_in(self.root.column("referenced_file"), whole(paths))))
 
     def entries(self, group: Group) -> DataFrame:
         """Return the live entries of a group as rows of the state's `tree_schema`."""
@@ -317,7 +336,7 @@ def rebase(
         busy: leaves that are not replaced, since the commit itself removes entries from them.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
-    versions = file_versions(base)
+    versions, colocates = file_versions(base), tree_layout(state.metadata) == ICEBERG
     fitting: list[Rewritten] = []
     moved: set[FileKey] = set()
     removed_ordinals: dict[str, PositionBitmap] = {}
@@ -335,7 +354,9 @@ def rebase(
         removed_ordinals |= {
             leaf: newly_masked for leaf, (newly_masked, _) in changes.items() if newly_masked.cardinality
         }
-        missing = [key for key, sequence in group.files.items() if versions.get(key) != sequence]
+        missing = {key for key, sequence in group.files.items() if versions.get(key) != sequence}
+        if colocates and group.files:
+            missing |= _with_other_vectors(base, group, missing)
         moved |= group.files.keys() - missing
         lost_files += missing
         if any(key.content_type == ContentType.DATA for key in missing):
@@ -350,8 +371,16 @@ def rebase(
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file", "first_row_id"]).to_pylist()
+    names = ["location", "referenced_file", "first_row_id"]
+    rows: list[dict[str, Any]] = in_files(base.leaves).select(names).to_pylist()
     return rows
+
+
+def _with_other_vectors(base: Root, group: Rewritten, missing: Collection[FileKey]) -> set[FileKey]:
+    """Return the data files of a group that have other deletion vectors in a newer root, and their old vectors."""
+    lost = {data for vector, data in group.vectors.items() if vector in missing}
+    lost |= changed_vectors(base, TreeChange(), group.files) & group.files.keys()
+    return lost | {vector for vector, data in group.vectors.items() if data in lost}
 
 
 def _changes(

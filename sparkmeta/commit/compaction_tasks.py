@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,13 +24,17 @@ from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.sorted_manifests import combined, cut, ordered, packed, range_tables, task_rows
+from sparkmeta.manifests.v4.colocated import colocated_schema, with_resolved_vectors, with_vector_column
 from sparkmeta.manifests.v4.convert import Adoption, conversion_projection, converted
-from sparkmeta.manifests.v4.decode import leaf_entries
+from sparkmeta.manifests.v4.decode import colocated_entries, leaf_entries
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, leaf_count, pieces, put_behind
 from sparkmeta.spec.entry import Status
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.files import Files
 
 # A leaf to read, as a part of `PART_SCHEMA`, and its manifest DV, if any. file_format: the format of a manifest in the
 # layout of versions 1 to 3; null for a leaf in the tree's layout.
@@ -79,7 +83,8 @@ class Rewriting:
     @cached_property
     def schema(self) -> pa.Schema:
         """The row type of the entries that are read."""
-        return tree_schema(self.types.stats)
+        schema = tree_schema(self.types.stats)
+        return schema if self.form.iceberg is None else colocated_schema(schema)
 
     # -- Whole bins -------------------------------------------------------------------------------------------------
 
@@ -163,7 +168,8 @@ class Rewriting:
     def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> Iterator[pa.Table]:
         unmasked_rows = None if mask is None else unmasked(leaf["record_count"], mask)
         count = 0
-        for table in self._physical_entries(leaf):
+        colocated = self.form.iceberg is not None
+        for table in physical_entries(self.reader, leaf, self.types, self.locations, colocated=colocated):
             live = is_live(table)
             if unmasked_rows is not None and count + len(table) <= leaf["record_count"]:
                 live = pc.and_(live, unmasked_rows.slice(count, len(table)))
@@ -172,16 +178,6 @@ class Rewriting:
         if count != leaf["record_count"]:
             problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
             raise CorruptFileError(leaf["location"], "entries", count, problem)
-
-    def _physical_entries(self, leaf: Mapping[str, Any]) -> Iterator[pa.Table]:
-        """Yield all entries of a leaf in physical order: at once for the tree's layout, else by thousands."""
-        spec_id = leaf["partition_spec_id"]
-        if leaf["file_format"] is not None:
-            batches = self._decoder.entries(leaf, conversion_projection(self.types, spec_id))
-            yield from converted(batches, self.types, spec_id, leaf["location"])
-            return
-        entries = leaf_entries(self.reader.read(leaf["location"]), part_of(leaf), self.types)
-        yield table_with_locations(entries, self.locations, leaf["location"])
 
     @property
     def _decoder(self) -> EntryDecoder:
@@ -202,6 +198,36 @@ class Rewriting:
 
     def _adopted(self, entries: pa.Table) -> pa.Table:
         return entries if self.adoption is None else self.adoption(entries)
+
+
+def physical_entries(
+    reader: ExecutorReader | Files,
+    leaf: Mapping[str, Any],
+    types: TreeTypes,
+    locations: Locations,
+    *,
+    colocated: bool,
+) -> Iterator[pa.Table]:
+    """Yield all entries of a leaf in physical order: at once for the tree's layouts, else by thousands.
+
+    Args:
+        reader: opens the leaf.
+        leaf: a part of `PART_SCHEMA`. `file_format` is null for leaves in the tree's layout.
+        types: the types of the table's V4 manifests.
+        locations: resolves the locations in the leaf.
+        colocated: whether to return rows of `colocated_schema`.
+    """
+    spec_id = leaf["partition_spec_id"]
+    if leaf["file_format"] is not None:
+        batches = EntryDecoder(reader, None, locations).entries(leaf, conversion_projection(types, spec_id))
+        for table in converted(batches, types, spec_id, leaf["location"]):
+            yield with_vector_column(table) if colocated else table
+        return
+    data, part = reader.read(leaf["location"]), part_of(leaf)
+    if colocated:
+        yield with_resolved_vectors(colocated_entries(data, part, types), locations, leaf["location"])
+    else:
+        yield table_with_locations(leaf_entries(data, part, types), locations, leaf["location"])
 
 
 # -- Order ----------------------------------------------------------------------------------------------------------

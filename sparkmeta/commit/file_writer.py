@@ -38,6 +38,7 @@ from sparkmeta.commit.leaves import (
     write_few_leaves,
 )
 from sparkmeta.commit.lists import manifest_format
+from sparkmeta.commit.moved_files import write_moved
 from sparkmeta.commit.new_files import (
     ListedFiles,
     NewFiles,
@@ -49,16 +50,33 @@ from sparkmeta.commit.new_files import (
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.entries import relation
-from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.relation import few, frame_of, some_columns
+from sparkmeta.entries.live import is_kind
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.entries.relation import (
+    beside,
+    collected,
+    columns_of,
+    computed,
+    few,
+    first,
+    frame_of,
+    matching,
+    repeated,
+    select,
+    some_columns,
+    where,
+)
 from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
-from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.errors import CommitConflictError, ValidationError, translated_errors
+from sparkmeta.expr import sql
 from sparkmeta.manifests.sorted_manifests import SortedManifests, file_count, key_schema, range_count
+from sparkmeta.manifests.v4.colocated import VECTOR
+from sparkmeta.manifests.v4.iceberg_layout import vector_leaves
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
-from sparkmeta.snapshot.search import new_entries
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.snapshot.search import live_entries, live_leaves, new_entries, root_manifests
+from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.file_kind import FileKind
 
 if TYPE_CHECKING:
@@ -79,6 +97,8 @@ if TYPE_CHECKING:
 
 
 _MANIFEST_PATH = "manifest_path"
+# The place of a data file in a leaf: column -> path in entries.
+_TARGET = {"data_path": "location", MANIFEST: MANIFEST, ORDINAL: ORDINAL}
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 # The maximum argument of DataFrame.limit(), minus the extra row that detects whether there are more.
@@ -97,6 +117,7 @@ class FileWriter:
     form: LeafFormat
     options: TreeOptions
     searches: Searches
+    snapshot_id: int
 
     def add(self, files: Relation, allowed: Collection[int], on_driver: int) -> NewFiles:
         """Convert files to entries. Jobs write many files to leaves.
@@ -111,7 +132,8 @@ class FileWriter:
         """
         room = max(0, self.options.direct_files - on_driver)
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
-            return self._add_deletes(files, room, allowed)
+            add_deletes = self._add_deletes if self.form.iceberg is None else self._add_in_entries
+            return add_deletes(files, room, allowed)
         described = some_columns(files, DESCRIPTION_COLUMNS)
         first_files = relation.head(described, min(room, _MOST_LIMIT) + 1)
         if len(first_files) <= room:
@@ -232,6 +254,81 @@ class FileWriter:
         owners = leaves.column("location").combine_chunks().take(leaf_rows.combine_chunks())
         target_rows = pc.index_in(entries.column("referenced_file"), targets.column("location").combine_chunks())
         return owners.take(target_rows.combine_chunks())
+
+    # -- Deletes of trees in the layout of the Iceberg project -----------------------------------------------------
+
+    def _add_in_entries(self, files: Relation, room: int, allowed: Collection[int]) -> NewFiles:
+        """Add deletes to a tree whose data entries hold deletion vectors.
+
+        Few go into the root. With many deletion vectors, the entries of their data files are written to new leaves.
+        """
+        described = some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH))
+        few_files = few(described, self.state)
+        if few_files is not None:
+            entries, named = self._rows.entries(few_files), _named_manifests(few_files)
+            is_vector = one_of(entries, [ContentType.POSITION_DELETES])
+            if len(entries) <= room:
+                return self._direct(entries, allowed).plus(NewFiles(named=named))
+            vectors = entries.filter(is_vector)
+            targets = find_targets(self.state, new_entries(self.state, vectors), named, self.searches)
+            added = self._moved(vectors, columns_of(targets, _TARGET), allowed)
+            others = entries.filter(pc.invert(is_vector))
+            if len(others):
+                added = added.plus(self._few_deletes(others, room, allowed))
+            return added.plus(NewFiles(named=named))
+        entries = materialize(self._entries(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)))
+        vectors = where(entries, is_kind(ContentType.POSITION_DELETES))
+        leaves = live_leaves(self.state, ContentType.DATA_MANIFEST)
+        data = where(live_entries(self.state, leaves), is_kind(ContentType.DATA))
+        added = self._moved(vectors, columns_of(data, _TARGET), allowed)
+        others = entries.where(F.col("content_type") != int(ContentType.POSITION_DELETES))
+        if first(others) is None:
+            return added
+        return added.plus(self._in_leaves(self._written(others), allowed))
+
+    def _moved(self, vectors: Relation, targets: Relation, allowed: Collection[int]) -> NewFiles:
+        """Write data files with new deletion vectors to leaves. Those of the root's own files go into the root.
+
+        Args:
+            vectors: entries of deletion vectors.
+            targets: the places of data files, as `_TARGET`.
+            allowed: the content types that the operation may add.
+
+        Raises:
+            ValidationError: a data file gets two vectors.
+            CommitConflictError: a data file is not live.
+        """
+        state = self.state
+        if duplicate := repeated(vectors, ["referenced_file"]):
+            path = duplicate["referenced_file"]
+            raise ValidationError(f"{state.metadata.location}: {path} gets two deletion vectors in one commit")
+        if lost := first(matching(vectors, targets, {"referenced_file": "data_path"}, absent=True)):
+            problem = f"{lost['referenced_file']}, of a new deletion vector, is not a live file"
+            raise CommitConflictError(f"{state.metadata.location}: {problem}")
+        in_root = sql.col(MANIFEST).isin(root_manifests(state).column(MANIFEST).to_pylist())
+        of_root = collected(matching(vectors, where(targets, in_root), {"referenced_file": "data_path"}))
+        direct = self._direct(of_root.cast(self.form.schema).combine_chunks(), allowed)
+        beside_targets = beside(self._values(vectors), where(targets, ~in_root), "vector_path", "data_path")
+        placed = where(beside_targets, sql.col(MANIFEST).isNotNull())
+        leaves = write_moved(state, computed(placed), self.form)
+        if not len(leaves):
+            return direct
+        vector_manifests = vector_leaves(leaves)
+        tally = Tally(_counts_of_leaves(state, vector_manifests), None)
+        return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=tally))
+
+    def _values(self, vectors: Relation) -> Relation:
+        """Return deletion vectors as values of the column `vector`, with the path of their data file."""
+        columns = {
+            "status": sql.lit(int(Status.ADDED)),
+            "snapshot_id": sql.lit(self.snapshot_id).cast("bigint"),
+            "location": sql.col("location"),
+            "offset": sql.col("deletion_vector.offset"),
+            "size_in_bytes": sql.col("deletion_vector.size_in_bytes"),
+            "record_count": sql.col("record_count"),
+        }
+        vector = sql.struct(*(value.alias(name) for name, value in columns.items()))
+        return select(vectors, [sql.col("referenced_file").alias("vector_path"), vector.alias(VECTOR)])
 
     def _may_own(self, manifests: pa.Table) -> pa.Array:
         assert self.state.tree is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,20 @@ from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.expr import evaluate, sql
-from sparkmeta.expr.arrays import sorted_indices
+from sparkmeta.expr.arrays import sorted_indices, whole
 from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.v4.colocated import with_vectors
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, leaves_on_driver, write_owned_leaves
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
+from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 
@@ -50,14 +54,14 @@ def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection
 
 def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
     """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
-    units = leaf_parts(leaves)
-    tasks = state.access.tasks
-    if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
+    units, tasks = leaf_parts(leaves), state.access.tasks
+    by_spark = tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py())
+    if by_spark and tree_layout(state.metadata) == PROPOSAL:
         types = state.types
         return read_leaf_entries(
             state.spark, units, projection, types.tuple_sources, types.widened_decimals, types.locations
         )
-    decoder = EntryDecoder(tasks, state.types.tree_types, state.types.locations)
+    decoder = EntryDecoder(tasks or task_reader(state), state.types.tree_types, state.types.locations)
     decode = partial(decoder.decode_parts, projection)
     return map_by_tasks(state.spark, units, decode, projection.schema)
 
@@ -75,7 +79,10 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """
     folder, writer, types = metadata_folder(state.metadata), executor_writer(state.files), state.types
     sources, locations = partition_stats(state), types.locations
-    return LeafFormat(folder, name, types.stats_types, sources, target_bytes, writer, locations=locations)
+    iceberg = types.tree_types if tree_layout(state.metadata) == ICEBERG else None
+    return LeafFormat(
+        folder, name, types.stats_types, sources, target_bytes, writer, locations=locations, iceberg=iceberg
+    )
 
 
 def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
@@ -181,21 +188,49 @@ class Flush:
     Attributes:
         moved: the files with their file sequence numbers, since a path may be added again with other rows.
         leaves: the root's entries for the leaves.
+        with_vectors: whether the entries of data files in the leaves have their deletion vectors.
     """
 
     moved: Mapping[FileKey, int] = field(default_factory=dict)
     leaves: pa.Table | None = None
+    with_vectors: bool = False
 
     def into(self, change: TreeChange) -> TreeChange:
         """Return the change with the flush added to it."""
-        return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
+        if not self.moved:
+            return change
+        tables = [table for table in (change.existing, self.leaves) if table is not None]
+        return replace(change, moved=change.moved | self.moved.keys(), existing=pa.concat_tables(tables))
 
     def fits(self, base: Root | None, change: TreeChange) -> bool:
         """Return whether the flush, computed for another root, can be applied to this one."""
         if base is None or not change.removed.isdisjoint(self.moved):
             return False
         versions = file_versions(base)
+        if self.with_vectors and not changed_vectors(base, change, self.moved).isdisjoint(self.moved):
+            return False
         return all(versions.get(key) == sequence for key, sequence in self.moved.items())
+
+
+def changed_vectors(base: Root, change: TreeChange, moved: Collection[FileKey] = ()) -> frozenset[FileKey]:
+    """Return the root's own data files whose deletion vectors a change adds or removes, or whose vectors don't move.
+
+    Args:
+        base: the root.
+        change: the change.
+        moved: the files and vectors that move into leaves; if there are none, all may move.
+    """
+    live = base.table.filter(pc.and_(one_of(base.table, [ContentType.POSITION_DELETES]), is_live(base.table)))
+    paths = dict(zip(file_keys(live), live.column("referenced_file").to_pylist(), strict=True))
+    changed = {path for key, path in paths.items() if key in change.removed or (moved and key not in moved)}
+    if change.added is not None:
+        changed.update(change.added.column("referenced_file").drop_null().to_pylist())
+    return frozenset(data_keys(changed))
+
+
+def data_keys(paths: Iterable[str]) -> Iterator[FileKey]:
+    """Yield the keys of data files."""
+    return (FileKey(int(ContentType.DATA), path) for path in paths)
 
 
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
@@ -205,8 +240,14 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     """
     if base is None:
         return Flush()
+    form = leaf_format(state, name, options.leaf_target_bytes)
     live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
-    carried = live.filter(pa.array([key not in change.removed for key in file_keys(live)], pa.bool_()))
+    staying = change.removed if form.iceberg is None else change.removed | changed_vectors(base, change)
+    carried = live.filter(pa.array([key not in staying for key in file_keys(live)], pa.bool_()))
+    vectors = carried.slice(0, 0)
+    if form.iceberg is not None:
+        is_vector = one_of(carried, [ContentType.POSITION_DELETES])
+        carried, vectors = carried.filter(pc.invert(is_vector)), carried.filter(is_vector)
     data = one_of(carried, [ContentType.DATA])
     excess = [
         rows
@@ -219,10 +260,12 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     if not excess:
         return Flush()
     rows = pa.concat_tables(excess)
-    form = leaf_format(state, name, options.leaf_target_bytes)
-    versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
+    vectors = vectors.filter(pc.is_in(vectors.column("referenced_file"), whole(rows.column("location"))))
+    moved = pa.concat_tables([rows, vectors])
+    versions = dict(zip(file_keys(moved), version(moved, "file_sequence_number").to_pylist(), strict=True))
     keys = ["content_type", "partition_spec_id", *partition_columns(state), "location"]
-    return Flush(versions, write_few_leaves(existing(rows), keys, form))
+    entries = existing(rows) if form.iceberg is None else with_vectors(existing(rows), existing(vectors))
+    return Flush(versions, write_few_leaves(entries, keys, form), form.iceberg is not None)
 
 
 def existing(rows: pa.Table) -> pa.Table:

@@ -195,22 +195,24 @@ class NewFiles:
         leaves: the root's entries for leaves with the other files.
         tally: counts of the files, for the snapshot's summary.
         named: locations of the data files' manifests, as named by the rows of deletion vectors.
+        moved: the root's entries for leaves with data files of the table that get deletion vectors, in the layout of
+            the Iceberg project. `leaves` has the manifests of these vectors.
     """
 
     rows: pa.Table | None = None
     leaves: pa.Table | None = None
     tally: Tally = field(default_factory=Tally)
     named: frozenset[str] = frozenset()
+    moved: pa.Table | None = None
 
     def plus(self, other: NewFiles) -> NewFiles:
         """Return these files and the other files."""
-        rows, leaves = (
+        rows, leaves, moved = (
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
-            for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
+            for pair in ((self.rows, other.rows), (self.leaves, other.leaves), (self.moved, other.moved))
         )
-        return replace(
-            self, rows=rows, leaves=leaves, tally=self.tally.plus(other.tally), named=self.named | other.named
-        )
+        tally, named = self.tally.plus(other.tally), self.named | other.named
+        return replace(self, rows=rows, leaves=leaves, tally=tally, named=named, moved=moved)
 
     @property
     def on_driver(self) -> int:

@@ -14,6 +14,7 @@ from sparkmeta.entries.live import LIVE_ROWS, is_live, live_counts, sums
 from sparkmeta.errors import CommitConflictError, CorruptFileError
 from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.v4.fields import with_version
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import conform
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
@@ -64,6 +65,9 @@ class TreeChange:
         existing: the leaves with EXISTING entries that replace `dropped` and `moved`.
         affinity: location of a carried-over delete manifest -> its new affiliated data manifest, or None.
         existing_masks: location of a leaf in `existing` -> ordinals of entries that concurrent commits removed.
+        moved_out: data files that leave their leaves since their deletion vectors change, with version and row ids.
+            Only the layout of the Iceberg project has them.
+        replaced: leaf location -> the ordinals in `masks` of files that leave the leaf.
     """
 
     added: pa.Table | None = None
@@ -75,6 +79,8 @@ class TreeChange:
     existing: pa.Table | None = None
     affinity: Mapping[str, str | None] = field(default_factory=dict)
     existing_masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
+    moved_out: pa.Table | None = None
+    replaced: Mapping[str, PositionBitmap] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,8 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
     if change.existing is not None and len(change.existing):
         parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
         parts.append(_manifest_dvs_of_existing(change, stamp, schema))
+    if change.moved_out is not None:
+        parts.append(restamped(conform(change.moved_out, schema), status=Status.EXISTING))
     for new_entries in (change.added, change.added_leaves):
         if new_entries is not None and len(new_entries):
             rows = _added(_inheriting(conform(new_entries, schema), stamp), stamp)
@@ -131,7 +139,8 @@ _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
 
 
 def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> list[pa.Table]:
-    live = conform(base.table.filter(is_live(base.table)), schema)
+    in_file = pc.not_equal(base.table.column("file_format"), VECTORS)
+    live = conform(base.table.filter(pc.and_(is_live(base.table), in_file)), schema)
     spent = spent_leaves(base).difference(change.masks)
     change = replace(change, dropped=change.dropped | spent)
     files = live.filter(one_of(live, FILES))

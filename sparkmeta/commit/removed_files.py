@@ -47,6 +47,7 @@ from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.filter_text import as_text
 from sparkmeta.expr.predicate import parse_filter, referenced_names
 from sparkmeta.expr.terms import SchemaFields
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
@@ -124,38 +125,58 @@ class Removal:
         masks: manifest location -> ordinals of its removed entries.
         keys: the removed files of the root itself.
         tally: counts of the removed files, for the snapshot's summary.
+        vectors: leaf location -> ordinals of data files whose entries lose their deletion vector.
+        gaining: leaf location -> ordinals of data files whose entries get a deletion vector.
+        rewritten: the part of `gaining` whose new entries the commit has written to leaves.
     """
 
     masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
     keys: frozenset[FileKey] = frozenset()
     tally: Tally = field(default_factory=Tally)
+    vectors: Mapping[str, PositionBitmap] = field(default_factory=dict)
+    gaining: Mapping[str, PositionBitmap] = field(default_factory=dict)
+    rewritten: Mapping[str, PositionBitmap] = field(default_factory=dict)
 
     def plus(self, other: Removal) -> Removal:
         """Return the union with another removal. Raises ValidationError for an entry that is in both."""
-        masks = dict(self.masks)
-        for leaf, bitmap in other.masks.items():
-            if leaf in masks and masks[leaf].intersects(bitmap):
-                raise ValidationError(f"{leaf}: a file is removed twice in one commit")
-            masks[leaf] = masks[leaf].union(bitmap) if leaf in masks else bitmap
+        names = ("masks", "vectors", "gaining", "rewritten")
+        masks, *others = (_union(getattr(self, name), getattr(other, name)) for name in names)
         for key in self.keys & other.keys:
             raise ValidationError(f"{key.location} is removed twice in one commit")
-        return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally))
+        return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally), *others)
+
+    def masks_of(self, state: TableState) -> dict[int, PositionBitmap]:
+        """Return the ordinals of removed entries by the small id of their manifest."""
+        removed = {
+            manifest: (self.vectors if are_vectors else self.masks).get(location)
+            for manifest, (location, are_vectors) in _leaves(state).items()
+        }
+        return {manifest: bitmap for manifest, bitmap in removed.items() if bitmap is not None}
+
+
+def _union(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:
+    """Return the ordinals of both by leaf. Raises ValidationError for an ordinal that is in both."""
+    union = dict(masks)
+    for leaf, bitmap in others.items():
+        if leaf in union and union[leaf].intersects(bitmap):
+            raise ValidationError(f"{leaf}: a file is removed twice in one commit")
+        union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
+    return union
 
 
 def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
     """Return entries of `SEARCH_COLUMNS` that are not in a removal. If there are many entries, the removal is small."""
-    if not (removal.masks or removal.keys):
+    if not (removal.masks or removal.vectors or removal.keys):
         return entries
-    locations = _locations(state)
+    masks = removal.masks_of(state)
     if isinstance(entries, pa.Table):
         positions = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
         is_kept = []
         for key, (manifest, ordinal) in zip(_keys(entries), positions, strict=True):
-            mask = removal.masks.get(locations[manifest])
+            mask = masks.get(manifest)
             is_kept.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
         return entries.filter(pa.array(is_kept, pa.bool_()))
-    ids = {location: manifest for manifest, location in locations.items()}
-    ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
+    ordinals = {manifest: np.concatenate(list(bitmap.positions())) for manifest, bitmap in masks.items()}
     masked = pa.table(
         {
             MANIFEST: pa.array(np.repeat([*ordinals], [*map(len, ordinals.values())]), pa.int32()),
@@ -187,15 +208,16 @@ def removal_of(entries: Relation, state: TableState) -> Removal:
         by_leaf = narrow.where(~is_in_root).groupBy(MANIFEST)
         groups = by_leaf.applyInArrow(_grouped, spark_schema(_GROUPS)).toArrow()
     masks: dict[str, PositionBitmap] = {}
+    vectors: dict[str, PositionBitmap] = {}
     counts = [*tally_of(rows).items()]
-    locations = _locations(state)
+    leaf_of = _leaves(state)
     for row in groups.to_pylist():
         if row["ordinals"] is not None:
-            location = locations[row[MANIFEST]]
-            masks[location] = read_inline_vector(row["ordinals"], location)
+            location, are_vectors = leaf_of[row[MANIFEST]]
+            (vectors if are_vectors else masks)[location] = read_inline_vector(row["ordinals"], location)
         counts.append((FileKind(row["kind"]), KindCount(row["files"], row["records"], row["size"])))
     keys = frozenset(FileKey(*key) for key in _keys(rows))
-    return Removal(masks, keys, Tally(sums_by_kind(counts), partitions))
+    return Removal(masks, keys, Tally(sums_by_kind(counts), partitions), vectors)
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
@@ -216,9 +238,12 @@ def _grouped(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(groups, schema=_GROUPS)
 
 
-def _locations(state: TableState) -> dict[int, str]:
-    """Return the locations of manifests by their small ids."""
-    return dict(zip(*(state.manifests.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
+def _leaves(state: TableState) -> dict[int, tuple[str, bool]]:
+    """Return the location of each manifest, and whether its entries are deletion vectors in entries of data files."""
+    manifests = state.manifests
+    are_vectors = pc.equal(manifests.column("file_format"), VECTORS).to_pylist()
+    rows = zip(*(manifests.column(name).to_pylist() for name in (MANIFEST, "location")), are_vectors, strict=True)
+    return {manifest: (location, of_vectors) for manifest, location, of_vectors in rows}
 
 
 def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:

@@ -17,20 +17,22 @@ from sparkmeta.commit.compaction_job import Rebased, rebase, rewrite
 from sparkmeta.commit.file_writer import FileWriter, ListedFileWriter
 from sparkmeta.commit.leaves import Flush, flush_of, leaf_format
 from sparkmeta.commit.lists import MOST_MERGED, ManifestRewriter, NewList, is_new, merge_bins, write_added
+from sparkmeta.commit.moved_files import with_moves
 from sparkmeta.commit.new_files import ListedFiles, NewFiles
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, blob_loader, with_root
 from sparkmeta.commit.next_root import TreeChange, spent_leaves, without_owners
 from sparkmeta.commit.options import ListOptions, TreeOptions
 from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_other_deletes
 from sparkmeta.entries.live import may_be_live
-from sparkmeta.manifests.v4.root import same_manifest_dv
+from sparkmeta.manifests.v4.root import in_files, same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
-from sparkmeta.spec.metadata import has_tree, lacks_definitions
+from sparkmeta.spec.metadata import has_tree, lacks_definitions, tree_layout
 
 if TYPE_CHECKING:
     from sparkmeta.commit.compaction_job import Rewritten
     from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.manifests.v4.write import LeafFormat
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.spec.metadata import TableMetadata
@@ -267,7 +269,10 @@ class TreeWriter:
 
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`. Written files have stats of partitions, whose ids must be the same."""
-        return has_tree(head.metadata) and (self._state is None or head.types.has_tuples_of(self._state.types))
+        if self._state is None:
+            return has_tree(head.metadata)
+        has_layout = tree_layout(head.metadata) == tree_layout(self._state.metadata)
+        return has_layout and head.types.has_tuples_of(self._state.types)
 
     def begin(self, head: TableState) -> TableState:
         """See `SnapshotWriter.begin`."""
@@ -289,9 +294,11 @@ class TreeWriter:
 
     @property
     def _files(self) -> FileWriter:
-        options = self._options
-        form = leaf_format(self.state, self.names.file("leaf"), options.leaf_target_bytes)
-        return FileWriter(self.state, form, options, self.searches)
+        return FileWriter(self.state, self._form, self._options, self.searches, self.names.snapshot_id)
+
+    @property
+    def _form(self) -> LeafFormat:
+        return leaf_format(self.state, self.names.file("leaf"), self._options.leaf_target_bytes)
 
     @property
     def _options(self) -> TreeOptions:
@@ -301,7 +308,11 @@ class TreeWriter:
         """See `SnapshotWriter.commit`."""
         state, base, options = self.state, self._base, self._options
         leaves = self._still_affiliated(added.leaves, removal)
-        change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
+        change = TreeChange(added.rows, leaves, removal.keys, removal.masks, existing=added.moved)
+        form = self._form
+        if form.iceberg is not None:
+            new_leaves = None if leaves is None else in_files(leaves)
+            change = with_moves(replace(change, added_leaves=new_leaves), state, removal, form)
         if self.flush is None or not self.flush.fits(base.root, change):
             self.flush = flush_of(base.root, change, state, options, self.names.file("flush"))
         flush = self.flush
@@ -342,6 +353,7 @@ class TreeWriter:
 
 
 def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> LeafCounts:
-    created = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    unchanged = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
+    new = (added.leaves, added.moved, flush.leaves)
+    created = sum(len(in_files(leaves)) for leaves in new if leaves is not None)
+    unchanged = 0 if base.root is None else len(in_files(base.root.leaves)) - len(spent_leaves(base.root))
     return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(created, unchanged))

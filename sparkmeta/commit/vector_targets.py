@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ from sparkmeta.snapshot.search import (
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.metadata import tree_layout
+from sparkmeta.spec.table_properties import ICEBERG
 from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
@@ -238,7 +241,19 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     if may_have_position_files(state, leaves):
         data = matching(live, placed, {"location": "data_path"})
         refuse_lost_positions(state, dvs, data, leaves)
-    return removal_of(without(deletes, removal, state), state)
+    replaced = removal_of(without(deletes, removal, state), state)
+    if tree_layout(state.metadata) != ICEBERG:
+        return replaced
+    gaining = matching(live, dvs, {"location": "referenced_file"})
+    return replace(replaced, gaining=removal_of(gaining, state).masks, rewritten=_rewritten(state, added, gaining))
+
+
+def _rewritten(state: TableState, added: NewFiles, gaining: Relation) -> Mapping[str, PositionBitmap]:
+    """Return the data files that the commit has written to leaves with their deletion vectors, by their old leaf."""
+    if added.moved is None:
+        return {}
+    of_rows = [] if added.rows is None else added.rows.column("referenced_file").drop_null().to_pylist()
+    return removal_of(where(gaining, ~sql.col("location").isin(of_rows)) if of_rows else gaining, state).masks
 
 
 def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:

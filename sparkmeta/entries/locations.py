@@ -51,20 +51,21 @@ def written_locations(table: pa.Table, locations: Locations) -> pa.Table:
     """Return entries with locations as new files of format version 4 spell them; see `Locations.written`."""
     for name in ENTRY_LOCATIONS:
         index = table.column_names.index(name)
-        values = _written(whole(table.column(name)), locations)
+        values = spelled(whole(table.column(name)), locations)
         table = table.set_column(index, table.schema.field(name), values)
     return table
 
 
-def _written(values: pa.Array, locations: Locations) -> pa.Array:
-    is_rooted, spelled = pc.starts_with(values, "/"), values
+def spelled(values: pa.Array, locations: Locations) -> pa.Array:
+    """Return locations as new files of format version 4 spell them; see `Locations.written`."""
+    is_rooted, result = pc.starts_with(values, "/"), values
     if locations.rooted and pc.any(is_rooted).as_py():
-        spelled = pc.if_else(is_rooted, pc.binary_join_element_wise(LOCAL, values, ""), values)
+        result = pc.if_else(is_rooted, pc.binary_join_element_wise(LOCAL, values, ""), values)
     if locations.writes_relative:
         path = pc.utf8_slice_codeunits(values, len(locations.folder))
         becomes_relative = pc.and_(pc.starts_with(values, locations.folder), is_relative(path))
-        spelled = path if _all(becomes_relative) else pc.if_else(becomes_relative, path, spelled)
-    return spelled
+        result = path if _all(becomes_relative) else pc.if_else(becomes_relative, path, result)
+    return result
 
 
 def is_relative(values: pa.Array) -> pa.Array:

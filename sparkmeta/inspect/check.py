@@ -134,12 +134,11 @@ class CheckedTree:
     def masks(self) -> pa.Table:
         """All live manifest DVs of live leaves, even several per leaf, as `DV_SCHEMA`."""
         locations, ids = (self.manifests.column(name).to_pylist() for name in ("location", MANIFEST))
-        id_of = dict(zip(locations, ids, strict=True))
         rows = [
-            dv_row(id_of[leaf], self.leaf_by_location[leaf], mask)
-            for leaf, masks in self.masks_by_leaf.items()
-            for mask in masks
-            if leaf in id_of and mask["status"] != Status.DELETED
+            dv_row(manifest, self.leaf_by_location[leaf], mask)
+            for leaf, manifest in zip(locations, ids, strict=True)
+            for mask in self.masks_by_leaf.get(leaf, ())
+            if mask["status"] != Status.DELETED
         ]
         return pa.Table.from_pylist(rows, schema=DV_SCHEMA)
 

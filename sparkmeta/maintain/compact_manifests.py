@@ -23,9 +23,12 @@ from sparkmeta.entries.relation import collected, grouped, where
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.expr import sql
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
+from sparkmeta.manifests.v4.root import in_files
 from sparkmeta.operations.table_operations import TableT, refuse_lists, refuse_read_only
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import tree_layout
+from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,8 +95,13 @@ def old_layout(state: TableState) -> OldLayout:
     is_unknown = pc.is_in(old_leaves.column("partition_spec_id"), unknown_specs)
     known_leaves = old_leaves.filter(pc.invert(is_unknown))
     counts = _position_delete_files(state, known_leaves)
+    is_convertible = pc.invert(pc.is_in(known_leaves.column("location"), pa.array(list(counts), pa.string())))
+    if tree_layout(state.metadata) == ICEBERG:
+        # Leaves of this layout have deletion vectors only in the entries of data files.
+        is_data = pc.equal(known_leaves.column("content_type"), int(ContentType.DATA_MANIFEST))
+        is_convertible = pc.and_(is_convertible, is_data)
     return OldLayout(
-        known_leaves.filter(pc.invert(pc.is_in(known_leaves.column("location"), pa.array(list(counts), pa.string())))),
+        known_leaves.filter(is_convertible),
         counts,
         tuple(old_leaves.filter(is_unknown).column("location").to_pylist()),
     )
@@ -334,7 +342,7 @@ class _CompactionStep(RewriteStep):
         rebased = rebase(state, base.root, self.rewritten, blob_loader(head))
         if rebased.left_out == len(self.rewritten):
             raise rewritten_by_others(head)
-        counts = rebased.counts.plus(LeafCounts(kept=len(base.root.leaves)))
+        counts = rebased.counts.plus(LeafCounts(kept=len(in_files(base.root.leaves))))
         new = NewSnapshot(state, base, self.branch, self.names)
         return new.commit(rebased.into(TreeChange()), self.summary(head, counts))
 

@@ -18,7 +18,7 @@ from sparkmeta.expr.bounds import ANY, reads_as
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
     has_unknown_values,
@@ -28,6 +28,7 @@ from sparkmeta.spec.partitioning import (
     stats_field_id,
     with_unique_ids,
 )
+from sparkmeta.spec.table_properties import PROPOSAL
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -326,7 +327,7 @@ class TableTypes:
         negative id of the field.
         """
         keyed = bool(self._expressions) or isinstance(field.transform, IdentityTransform | VoidTransform)
-        if keyed or has_tree(self.metadata):
+        if keyed or tree_layout(self.metadata) == PROPOSAL:
             return stats_field_id(self._expressions, spec, field)
         return -field.field_id
 

@@ -366,18 +366,8 @@ def refuse_read_only(table: BaseTable, *, as_tree: bool = False) -> None:
     """
     if table.operations.refusal is not None:
         raise UnsupportedError(f"{table.full_name}: {table.metadata_location}: {table.operations.refusal}")
-    _refuse_other_trees(table.metadata, table.full_name)
     if not table.operations.replaces_metadata and (as_tree or has_tree(table.metadata)):
         raise UnsupportedError(f"{table.full_name}: {TREES_ELSEWHERE}")
-
-
-def _refuse_other_trees(metadata: TableMetadata, name: str) -> None:
-    """Raise UnsupportedError if a table has metadata trees in the layout of the Iceberg project."""
-    if not has_tree(metadata) and any(snapshot.has_root for snapshot in metadata.snapshots):
-        raise UnsupportedError(
-            f"{name}: its metadata tree is in a layout that can be read but not written, as the Iceberg project's: "
-            "write to the table with the library that made it"
-        )
 
 
 def refuse_lists(metadata: TableMetadata, name: str) -> None:
@@ -389,7 +379,6 @@ def refuse_lists(metadata: TableMetadata, name: str) -> None:
     """
     if has_tree(metadata):
         return
-    _refuse_other_trees(metadata, name)
     problem = f"{name}: it is a table of format version {metadata.format_version} with manifest lists"
     needed = "commits need" if metadata.format_version > 3 else "this operation needs"
 

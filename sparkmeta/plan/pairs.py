@@ -104,8 +104,8 @@ class Pairs:
 def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
     """Pair the leaves of a tree by affinity: a delete leaf names its data leaf."""
     assert state.tree is not None
-    targets = data.filter(state.tree.has_affinity(data)).column("location").combine_chunks()
-    affiliated = pc.and_(state.tree.has_affinity(deletes), pc.is_in(deletes.column("referenced_file"), targets))
+    targets = data.filter(state.tree.has_layout_of_root(data)).column("location").combine_chunks()
+    affiliated = pc.and_(state.tree.has_layout_of_root(deletes), pc.is_in(deletes.column("referenced_file"), targets))
     chosen = deletes.filter(affiliated)
     is_target = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
     leaves = data.filter(is_target)

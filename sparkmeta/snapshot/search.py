@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -222,7 +222,7 @@ class _LeafHits:
 class LeafMemo:
     """Search results by leaf. A result stays valid until the leaf or its deletion vector changes."""
 
-    _hits: dict[str, list[_LeafHits]] = field(default_factory=dict)
+    _hits: dict[_Leaf, list[_LeafHits]] = field(default_factory=dict)
 
     def recall(
         self, state: TableState, manifests: pa.Table, schema: pa.Schema, paths: frozenset[str] = frozenset()
@@ -238,16 +238,16 @@ class LeafMemo:
             The known entries, possibly also of other paths, and the manifests that have not been searched yet.
         """
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
-        manifest_ids = dict(zip(*(manifests.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True))
         tables, searched = [schema.empty_table()], []
-        for location, manifest in manifest_ids.items():
-            for hits in self._hits.get(location, ()):
+        for manifest, leaf in _leaves(manifests):
+            location, _ = leaf
+            for hits in self._hits.get(leaf, ()):
                 is_current = same_manifest_dv(hits.mask, masks.get(location)) and hits.entries.schema.equals(schema)
                 if is_current and paths <= hits.paths:
-                    searched.append(location)
+                    searched.append(manifest)
                     tables.append(_at_manifest(hits.entries, manifest))
                     break
-        is_unsearched = pc.invert(pc.is_in(manifests.column("location"), pa.array(searched, pa.string())))
+        is_unsearched = pc.invert(pc.is_in(manifests.column(MANIFEST), pa.array(searched, pa.int32())))
         return pa.concat_tables(tables), manifests.filter(is_unsearched)
 
     def keep(
@@ -257,11 +257,21 @@ class LeafMemo:
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
         by_manifest = rows_by_manifest(entries)
         leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
-        for location, manifest in zip(
-            *(leaves.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True
-        ):
+        for manifest, leaf in _leaves(leaves):
+            location, _ = leaf
             hits = by_manifest.get(manifest, entries.slice(0, 0))
-            self._hits.setdefault(location, []).append(_LeafHits(masks.get(location), paths, hits))
+            self._hits.setdefault(leaf, []).append(_LeafHits(masks.get(location), paths, hits))
+
+
+# The location and content type of a leaf. Data files and the deletion vectors in their entries have one location.
+_Leaf = tuple[str, int]
+
+
+def _leaves(manifests: pa.Table) -> Iterator[tuple[int, _Leaf]]:
+    """Yield the small id of each manifest, and its location and content type."""
+    names = (MANIFEST, "location", "content_type")
+    for manifest, *leaf in zip(*(manifests.column(name).to_pylist() for name in names), strict=True):
+        yield manifest, (leaf[0], leaf[1])
 
 
 @dataclass
@@ -374,7 +384,7 @@ def _entries_with(state: TableState, manifests: pa.Table, column: str, values: S
             tables.append(_search_root(state, ContentType(content), column, values, projection))  # noqa: PERF401
         leaves = manifests.filter(pc.invert(in_root))
         searchable = (
-            state.tree.has_tree_layout(leaves) if state.access.tasks is not None else pa.repeat(False, len(leaves))
+            state.tree.has_layout_of_root(leaves) if state.access.tasks is not None else pa.repeat(False, len(leaves))
         )
         tables.append(_search_leaves(state, leaves.filter(searchable), column, values, projection))
         tables.append(_query(state, leaves.filter(pc.invert(searchable)), column, values))

@@ -48,7 +48,7 @@ from sparkmeta.spec.partitioning import (
     spec_keys,
 )
 from sparkmeta.spec.schema import schema_from_json
-from sparkmeta.spec.table_properties import METADATA_PATH
+from sparkmeta.spec.table_properties import ICEBERG, METADATA_PATH, PROPOSAL, TREE_LAYOUT
 from sparkmeta.spec.view_metadata import is_view_json
 
 if TYPE_CHECKING:
@@ -223,7 +223,21 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
 
 def has_tree(metadata: TableMetadata) -> bool:
     """Return whether a table has a metadata tree, not manifest lists."""
-    return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
+    return tree_layout(metadata) is not None
+
+
+def tree_layout(metadata: TableMetadata) -> str | None:
+    """Return the layout of a table's metadata tree, `PROPOSAL` or `ICEBERG`; None for manifest lists.
+
+    The proposal's layout has a revision in the metadata. The Iceberg project's has none: the table property
+    `write.tree.layout` tells it, or a snapshot with a root.
+    """
+    if not isinstance(metadata, TableMetadataV4):
+        return None
+    if metadata.layout_revision is not None:
+        return PROPOSAL
+    is_named = str(metadata.properties.get(TREE_LAYOUT, "")).lower() == ICEBERG
+    return ICEBERG if is_named or any(snapshot.has_root for snapshot in reversed(metadata.snapshots)) else None
 
 
 def lacks_definitions(metadata: TableMetadata, earlier: TableMetadata) -> bool:

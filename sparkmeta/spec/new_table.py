@@ -13,11 +13,11 @@ from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 from sparkmeta.checks import instance_of, property_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.json_node import JsonNode
-from sparkmeta.spec.metadata import table_metadata_from_json
+from sparkmeta.spec.metadata import table_metadata_from_json, tree_layout
 from sparkmeta.spec.new_parts import VERSION_PROPERTY, refuse_unfit, refuse_unreadable, refuse_unsupported, unreserved
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
-from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
+from sparkmeta.spec.table_properties import PROPOSAL, RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
 from sparkmeta.spec.update_schema import with_fresh_ids
 from sparkmeta.spec.upgrade import upgrade_metadata
 
@@ -108,8 +108,13 @@ def new_metadata(
 
 
 def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
-    """Return the metadata of a new tree, which has relative locations unless the table property says otherwise."""
-    if not flag_property(metadata.properties, RELATIVE_LOCATIONS, default=True, location=metadata.location):
+    """Return the metadata of a new tree.
+
+    It has relative locations unless the table property says otherwise. The prototype of the Iceberg project does not
+    resolve these, so that its layout has them only if the property says so.
+    """
+    default = tree_layout(metadata) == PROPOSAL
+    if not flag_property(metadata.properties, RELATIVE_LOCATIONS, default=default, location=metadata.location):
         return metadata
     return metadata.model_copy(update={"relative_locations": True})
 

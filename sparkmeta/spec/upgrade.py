@@ -17,11 +17,17 @@ from sparkmeta.spec.locations import (
     Locations,
     with_locations,
 )
-from sparkmeta.spec.metadata import add_expressions, serialize_table_metadata, table_metadata_from_json
+from sparkmeta.spec.metadata import (
+    add_expressions,
+    serialize_table_metadata,
+    table_metadata_from_json,
+    tree_layout,
+)
 from sparkmeta.spec.metadata_model import Snapshot, TableMetadata, TableMetadataV1, TableMetadataV4
 from sparkmeta.spec.new_parts import refuse_unsupported
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL, TREE_LAYOUT, choice_property
 
 if TYPE_CHECKING:
     import uuid
@@ -39,22 +45,37 @@ _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
 
 
 def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = None) -> TableMetadataV4:
-    """Return the metadata in format version 4, with an expression for every field of every partition spec.
+    """Return the metadata in format version 4 of a table with a metadata tree.
 
-    Snapshots keep their manifest lists, and all locations stay absolute. Metadata of version 4 without a tree, as
-    Iceberg 1.12.0 writes it, is upgraded in the same way. Metadata of a tree is returned unchanged.
+    The table property `write.tree.layout` chooses the tree's layout. The proposal's has an expression for every field
+    of every partition spec. Snapshots keep their manifest lists, and all locations stay absolute. Metadata of version 4
+    without a tree, as Iceberg 1.12.0 writes it, is upgraded in the same way. Metadata of a tree is returned unchanged.
 
     Args:
         metadata: Metadata of any version.
         table_uuid: The UUID of the table if the metadata has none, as version 1 allows.
 
     Raises:
-        ValidationError: The table has no UUID, and none is passed.
+        ValidationError: The table has no UUID, and none is passed, the property is invalid, or the location of a table
+            in the layout of the Iceberg project lacks a scheme.
     """
     upgraded = cast("TableMetadataV4", _in_version(metadata, 4, table_uuid))
+    if tree_layout(upgraded) == ICEBERG:
+        _refuse_lost_scheme(upgraded.location)
+        return upgraded
+    choice_property(upgraded.properties, TREE_LAYOUT, (PROPOSAL, ICEBERG), location=upgraded.location)
     for spec in upgraded.partition_specs:
         upgraded = add_expressions(upgraded, spec)
     return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
+
+
+def _refuse_lost_scheme(location: str) -> None:
+    """Raise ValidationError if the location of a table has no scheme, which the Iceberg project's layout requires."""
+    if location.startswith("/"):
+        raise ValidationError(
+            f"the location of the table is {location}: with {TREE_LAYOUT}={ICEBERG}, it has a scheme, as in "
+            f"file://{location}"
+        )
 
 
 def upgrade_lists(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | None = None) -> TableMetadata:

@@ -272,7 +272,8 @@ def delete(task: Task) -> None:
 def delete_planned(task: Task) -> None:
     files = task.some_data(5)
     planned = task.table.scan().use_ref(task.branch).plan_files() if task.known else task.maker.named([])
-    task.update.delete(planned.where(planned.file_path.isin([file.path for file in files])))
+    spellings = [prefix + file.path for file in files for prefix in ("", "file://")]
+    task.update.delete(planned.where(planned.file_path.isin(spellings)))
     task.draft.remove(files)
     task.operation = "delete"
 

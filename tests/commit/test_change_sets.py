@@ -20,15 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from sparkmeta.commit.leaves import leaf_format
 from sparkmeta.commit.new_files import NewFiles, file_rows
 from sparkmeta.entries.records import map_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.v4.layout import DATA, write_manifest
-from sparkmeta.manifests.v4.write import leaf_row
+from sparkmeta.manifests.v4.write import leaves_on_driver
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from sparkmeta.storage.files import LocalFiles
 from tests.commit.places import open_operations
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.commit.tree_committers import ArrowFrame, opened
@@ -225,16 +224,15 @@ class World:
         half = self.rng.randrange(len(rows) + 1)
         tx = table.transaction()
         leaves = [self.leaf(table, part) for part in (rows[:half], rows[half:]) if part]
-        tx.update_snapshot()._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
+        tx.update_snapshot()._step._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
         tx.commit()
         self.model.data |= {row["file_path"]: row for row in rows}
 
     def leaf(self, table: sm.Table, rows: list[Row]) -> pa.Table:
         entries = file_rows(table.state).entries(frame(rows).toArrow()).combine_chunks()
-        data, location = write_manifest(entries, DATA), f"{table.location()}/metadata/leaf-{self.count}.parquet"
+        form = leaf_format(table.state, f"leaf-{self.count}", 1 << 20)
         self.count += 1
-        LocalFiles().write_new(location, data)
-        return leaf_row(entries, location, len(data), [source for _, source in table.state.types.tuple_sources[0]])
+        return leaves_on_driver(entries, form)
 
 
 Operation = Callable[[World], ChangeSet]
@@ -419,16 +417,18 @@ INVALID: list[Operation] = [
 # -- the property ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", ["proposal", "iceberg"])
 @settings(
     max_examples=450 if SOAK else 4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
-def test_change_sets(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_change_sets(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, layout: str, seed: int) -> None:
     folder = tmp_path_factory.mktemp("world")
     swap = open_operations("", folder)
-    swap.commit(None, new_metadata(f"file://{folder}/table", SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
+    properties = {"write.tree.layout": layout, "write.tree.flush-data-files": "8"}
+    swap.commit(None, new_metadata(f"file://{folder}/table", SCHEMA, SPEC, UNSORTED_SORT_ORDER, properties, 4))
     world = World(swap, folder, random.Random(seed))
     for number in range(COMMITS):
         if number % 6 == 0:

@@ -79,7 +79,7 @@ def test_a_hundredth_of_a_manifest(spark: SparkSession, tmp_path: Path) -> None:
     swap, location = open_operations("", tmp_path), f"file://{tmp_path}/table"
     swap.commit(None, new_metadata(location, SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
     tx = opened(swap, spark).transaction()
-    tx.update_snapshot()._progress.added = NewFiles(leaves=pa.concat_tables(leaves(location, random.Random(1))))
+    tx.update_snapshot()._step._progress.added = NewFiles(leaves=pa.concat_tables(leaves(location, random.Random(1))))
     table, folder = tx.commit(), tmp_path / "table" / "metadata"
     before = {path.name for path in folder.iterdir()}
     with table.transaction() as tx:

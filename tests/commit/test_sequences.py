@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -70,6 +70,11 @@ class Run:
     @property
     def rng(self) -> random.Random:
         return self.maker.rng
+
+    @property
+    def is_iceberg(self) -> bool:
+        """Whether the tree has the layout of the Iceberg project."""
+        return self.table.properties.get("write.tree.layout") == "iceberg"
 
     def head(self, branch: str) -> Snapshot | None:
         return self.snapshots[self.refs[branch]] if branch in self.refs else None
@@ -198,7 +203,10 @@ class Run:
         row_ids: dict[int, dict[str, int | None]] = {}
         for snapshot in self.snapshots.values():
             planned = plan_of(table, snapshot)
-            assert {path: row for path, (row, _) in planned.items()} == plan(snapshot.files), snapshot.snapshot_id
+            rows, expected = {path: row for path, (row, _) in planned.items()}, plan(snapshot.files)
+            if self.is_iceberg:
+                rows, expected = without_vector_numbers(rows), without_vector_numbers(expected)
+            assert rows == expected, snapshot.snapshot_id
             row_ids[snapshot.snapshot_id] = {path: first for path, (_, first) in planned.items()}
             self.check_row_ids(snapshot, row_ids)
             parent = None if snapshot.parent is None else snapshot.parent.snapshot_id
@@ -232,6 +240,9 @@ class Run:
             summary = snapshot.summary.additional_properties
             of_parent = {} if parent is None else table.snapshot_by_id(parent.snapshot_id).summary.additional_properties  # type: ignore[union-attr]
             counts = {key: value for key, value in summary.items() if key.split("-")[0] in _COUNTS}
+            if self.is_iceberg and not expected.few:
+                # The root's own data files keep their deletion vectors, however many get one.
+                counts.pop("changed-partition-count", None)
             assert counts == expected.summary(of_parent), snapshot.snapshot_id
             assert expected.operation in (None, snapshot.summary.operation.value)
         assert table.metadata.last_sequence_number == max(
@@ -267,6 +278,18 @@ class Run:
         assert planned == {file.path for file in files if not file.content and matches(file, part, below) != "none"}, (
             text
         )
+
+
+def without_vector_numbers(planned: Mapping[str, Planned]) -> dict[str, Planned]:
+    """Return planned files without the sequence numbers of deletion vectors, which entries of data files lack."""
+    return {
+        path: row._replace(
+            deletes=frozenset(
+                delete if delete.offset is None else delete._replace(sequence=0) for delete in row.deletes
+            )
+        )
+        for path, row in planned.items()
+    }
 
 
 _COUNTS = {"added", "deleted", "removed", "total", "changed"}
@@ -357,11 +380,13 @@ def play(run: Run) -> None:
         raise
 
 
+@pytest.mark.parametrize("layout", ["proposal", "iceberg"])
 @pytest.mark.parametrize("seed", seeds(range(2), range(200)))
-def test_sequences(interpreted: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_sequences(interpreted: SparkSession, tmp_path: Path, layout: str, seed: int) -> None:
     spark = interpreted
-    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    table = catalog.create_table("db.t", SCHEMA, SPEC, properties=QUICK, format_version=4, spark=spark)  # type: ignore[attr-defined]
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=f"file://{tmp_path}")
+    properties = {**QUICK, "write.tree.layout": layout}
+    table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, format_version=4, spark=spark)  # type: ignore[attr-defined]
     play(Run(Maker(random.Random(seed), spark, tmp_path), table))
 
 

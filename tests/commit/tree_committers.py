@@ -101,7 +101,7 @@ def create(swap: TableOperations, folder: Path, workers: int, commits: int) -> T
     leaves = [_write_leaf(files_of_table(swap), location, number, rows[number::LEAVES]) for number in range(LEAVES)]
     tx = opened(swap).transaction()
     update = tx.update_snapshot()
-    update._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
+    update._step._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
     return tx.commit()
 
 

@@ -29,8 +29,9 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.deletion_vectors import mask_flags
+from sparkmeta.manifests.v4.colocated import VECTOR, as_existing
 from sparkmeta.manifests.v4.fields import with_version
-from sparkmeta.manifests.v4.iceberg_layout import VECTORS, entries_only
+from sparkmeta.manifests.v4.iceberg_layout import NOT_AN_ENTRY, VECTORS, entries_only
 from sparkmeta.manifests.v4.layout import (
     OpenManifest,
     TreeTypes,
@@ -40,6 +41,7 @@ from sparkmeta.manifests.v4.layout import (
     stats_of_fields,
 )
 from sparkmeta.manifests.v4.root import FILES, LEAVES, one_of, version
+from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from sparkmeta.spec.locations import Locations
@@ -160,6 +162,25 @@ def leaf_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.Table:
         CorruptFileError: not a V4 manifest, or an entry without a status.
     """
     table, _ = read_manifest(data, types.stats, part.location, fields=stats_of_fields(types.sources))
+    return _inherited(table, part)
+
+
+def colocated_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.Table:
+    """Return every row of a leaf as `colocated_schema` with inheritance applied, and vectors as EXISTING ones.
+
+    Rows that are no entries have the status DELETED. See `leaf_entries`.
+    """
+    with open_manifest(pa.BufferReader(data), part.location) as manifest:
+        table = manifest.colocated_rows(types)
+    status, *others = whole(table.column("version_info")).flatten()
+    status = pc.if_else(pc.equal(status, NOT_AN_ENTRY), pa.scalar(int(Status.DELETED), status.type), status)
+    table = _inherited(with_version(table, [status, *others]), part)
+    vectors = as_existing(whole(table.column(VECTOR)))
+    index = table.column_names.index(VECTOR)
+    return table.set_column(index, table.schema.field(index), vectors)
+
+
+def _inherited(table: pa.Table, part: ManifestPart) -> pa.Table:
     info = _version_info(table, part)
     ids = _row_ids(whole(table.column("first_row_id")), info, whole(table.column("record_count")), part)
     for name, values in (("version_info", info), ("first_row_id", ids)):

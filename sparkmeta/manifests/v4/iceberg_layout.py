@@ -32,7 +32,7 @@ NOT_AN_ENTRY: Final = 3
 """The status of rows that are no entries in memory, such as an entry before its deletion vector changed."""
 
 
-class _Change(IntEnum):
+class Change(IntEnum):
     """The status of an entry in a file (field 0)."""
 
     EXISTING = 0
@@ -59,18 +59,18 @@ _LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
 # Status in the file -> status in memory, of entries and of the deletion vectors in them.
 _STATUS_OF_ENTRY = {
-    _Change.EXISTING: Status.EXISTING,
-    _Change.ADDED: Status.ADDED,
-    _Change.DELETED: Status.DELETED,
-    _Change.REPLACED: NOT_AN_ENTRY,
-    _Change.MODIFIED: Status.EXISTING,
+    Change.EXISTING: Status.EXISTING,
+    Change.ADDED: Status.ADDED,
+    Change.DELETED: Status.DELETED,
+    Change.REPLACED: NOT_AN_ENTRY,
+    Change.MODIFIED: Status.EXISTING,
 }
 _STATUS_OF_VECTOR = {
-    _Change.EXISTING: Status.EXISTING,
-    _Change.ADDED: Status.ADDED,
-    _Change.DELETED: Status.DELETED,
-    _Change.REPLACED: Status.DELETED,
-    _Change.MODIFIED: Status.ADDED,
+    Change.EXISTING: Status.EXISTING,
+    Change.ADDED: Status.ADDED,
+    Change.DELETED: Status.DELETED,
+    Change.REPLACED: Status.DELETED,
+    Change.MODIFIED: Status.ADDED,
 }
 
 
@@ -285,10 +285,10 @@ class _Entries:
             return pa.nulls(len(self.table), kind)
         return cast_field(values, kind, name, self.location)
 
-    def _statuses(self, statuses: Mapping[_Change, int]) -> pa.Array:
+    def _statuses(self, statuses: Mapping[Change, int]) -> pa.Array:
         values = self.statuses()
-        self._refuse_unknown("tracking.status", values, pa.array([*map(int, _Change)], pa.int32()))
-        return pa.array([int(statuses[change]) for change in _Change], pa.int32()).take(values)
+        self._refuse_unknown("tracking.status", values, pa.array([*map(int, Change)], pa.int32()))
+        return pa.array([int(statuses[change]) for change in Change], pa.int32()).take(values)
 
     def _refuse_unknown(self, name: str, values: pa.Array, known: pa.Array) -> None:
         unknown = values.filter(pc.invert(pc.is_in(values, known)))
@@ -416,7 +416,7 @@ def iceberg_root(
         entries_only(entries, nothing)[0],
         entries_only(_numbered(vectors, entries), nothing)[0],
         _manifest_dvs(entries, columns, schema),
-        _vector_leaves(entries, columns, schema),
+        vector_leaves(_data_leaves(entries, columns)),
     ]
     return pa.concat_tables(parts).combine_chunks()
 
@@ -445,8 +445,8 @@ def _manifest_dvs(entries: pa.Table, columns: _Entries, schema: pa.Schema) -> pa
         version = leaf["version_info"]
         snapshot_id = snapshots[vector["row"]] or version["snapshot_id"]
         before = np.setdiff1d(vector["positions"], vector["removed"])
-        is_changed = change == _Change.MODIFIED
-        status = _STATUS_OF_VECTOR[_Change(change)]
+        is_changed = change == Change.MODIFIED
+        status = _STATUS_OF_VECTOR[Change(change)]
         for positions, of_vector in ((before, Status.DELETED), (vector["positions"], status)):
             if len(positions) and (is_changed or of_vector == status):
                 versions = version | {"status": int(of_vector), "snapshot_id": snapshot_id}
@@ -469,11 +469,16 @@ def _manifest_dv(
     }
 
 
-def _vector_leaves(entries: pa.Table, columns: _Entries, schema: pa.Schema) -> pa.Table:
-    """Return entries for the deletion vectors in data leaves of this layout."""
+def _data_leaves(entries: pa.Table, columns: _Entries) -> pa.Table:
+    """Return the entries of data leaves of this layout."""
     is_data = pc.equal(entries.column("content_type"), int(ContentType.DATA_MANIFEST))
     has_layout = pc.fill_null(pc.not_equal(columns.format_versions(), 0), True)
-    leaves = entries.filter(pc.and_(is_data, has_layout))
+    return entries.filter(pc.and_(is_data, has_layout))
+
+
+def vector_leaves(leaves: pa.Table) -> pa.Table:
+    """Return the root's entries for the deletion vectors in data leaves of this layout."""
+    schema = leaves.schema
     replaced = {
         "content_type": pa.repeat(pa.scalar(int(ContentType.DELETE_MANIFEST), pa.int32()), len(leaves)),
         "file_format": pa.repeat(pa.scalar(VECTORS), len(leaves)),

@@ -18,6 +18,7 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import field_id, whole, with_field_id
 from sparkmeta.expr.bounds import inverted
 from sparkmeta.manifests.parquet_file import parquet_bytes
+from sparkmeta.manifests.v4.colocated import VECTOR_TYPE, vector_values, with_vector_column
 from sparkmeta.manifests.v4.fields import (
     STRUCTS,
     StatsTypes,
@@ -29,6 +30,7 @@ from sparkmeta.manifests.v4.fields import (
     values_in_sources,
 )
 from sparkmeta.manifests.v4.iceberg_layout import (
+    NOT_AN_ENTRY,
     has_iceberg_layout,
     iceberg_paths,
     iceberg_root,
@@ -129,7 +131,7 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
     if content == DATA and (offsets := _row_id_offsets(table)) is not None:
         columns.append(offsets)
         fields.append(_file_field(ROW_ID_OFFSET))
-    stats = _file_stats(whole(table.column(CONTENT_STATS)))
+    stats = file_stats(whole(table.column(CONTENT_STATS)))
     if stats is not None:
         columns.append(stats)
         fields.append(with_field_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
@@ -305,6 +307,21 @@ class OpenManifest:
         rows = iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
         return rows if as_written else _with_ordered_bounds(rows, stats, frozenset(fields.values()))
 
+    def colocated_rows(self, types: TreeTypes) -> pa.Table:
+        """Return all rows of a leaf with their deletion vectors, as `colocated_schema`.
+
+        Leaves of the proposal's layout have no vectors. Rows that are no entries (`NOT_AN_ENTRY`) are included.
+        """
+        stats, fields = types.stats, stats_of_fields(types.sources)
+        if not self.is_iceberg:
+            return with_vector_column(self.rows(None, stats, None, fields))
+        table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
+        rows = iceberg_rows(table, schema, stats, self.location, fields, vectors=False)
+        vectors = iceberg_rows(table, tree_schema({}), {}, self.location, {}, vectors=True)
+        status = pc.struct_field(vectors.column("version_info"), "status")
+        values = pc.if_else(whole(pc.equal(status, NOT_AN_ENTRY)), pa.scalar(None, VECTOR_TYPE), vector_values(vectors))
+        return with_vector_column(_with_ordered_bounds(rows, stats, frozenset(fields.values())), values)
+
     def _columns(
         self,
         groups: Sequence[int] | None,
@@ -401,8 +418,13 @@ def _file_field(spec: FieldSpec) -> pa.Field:
     return with_field_id(pa.field(spec.name, kind, nullable=not spec.required), spec.id)
 
 
-def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
-    """Return the stats that any row has, with field ids; None if there are none."""
+def file_stats(stats: pa.StructArray, always: Sequence[str] = ()) -> pa.StructArray | None:
+    """Return the stats that any row has, with field ids; None if there are none.
+
+    Args:
+        stats: `content_stats` in memory.
+        always: further children that all structs have.
+    """
     structs, fields = [], []
     for field, values in zip(stats.type, stats.flatten(), strict=True):
         stats_id = int(field.name)
@@ -411,7 +433,9 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
         flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
         specs = stats_children(stats_id, field.type.field("lower_bound").type)
         written_specs = [
-            spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN
+            spec
+            for spec in specs
+            if flat[spec.name].null_count < len(values) or spec.name in (*_ALWAYS_WRITTEN, *always)
         ]
         kind = pa.struct([with_field_id(spec.arrow, spec.id) for spec in written_specs])
         arrays = [flat[spec.name] for spec in written_specs]

@@ -99,9 +99,14 @@ class Root:
         return {row["referenced_file"]: row for row in self.manifest_dvs.drop_columns(["ordinal"]).to_pylist()}
 
 
+def in_files(leaves: pa.Table) -> pa.Table:
+    """Return the root's entries of leaves, without those that represent the deletion vectors in a data leaf."""
+    return leaves.filter(pc.not_equal(leaves.column("file_format"), VECTORS))
+
+
 def repeated_leaves(leaves: pa.Table) -> list[str]:
     """Return the sorted locations that several entries of live leaves have."""
-    located = leaves.filter(pc.not_equal(leaves.column("file_format"), VECTORS))
+    located = in_files(leaves)
     counts = located.column("location").value_counts() if len(located) else []
     return sorted(count["values"].as_py() for count in counts if count["counts"].as_py() > 1)
 

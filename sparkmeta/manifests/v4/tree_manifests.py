@@ -70,6 +70,8 @@ class Tree:
     @cached_property
     def foreign_sequence_number(self) -> int:
         """Leaves up to this sequence number may be written by another library; -1 for none."""
+        if self.root.is_iceberg:
+            return sys.maxsize
         properties = self.root.properties
         names_layout = LAYOUT_REVISION_KEY in properties or UPGRADED_KEY in properties
         return int(properties.get(FOREIGN_KEY, -1 if names_layout else sys.maxsize))
@@ -90,11 +92,12 @@ class Tree:
         """Return which leaves, rows of `leaf_manifests`, are V4 leaves that another library may have written."""
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
-    def has_affinity(self, leaves: pa.Table) -> pa.Array:
-        """Return which leaves, rows of `leaf_manifests`, may name a data leaf, or be named by a delete leaf."""
-        if self.root.is_iceberg:
-            return self.is_foreign(leaves)
-        return self.has_tree_layout(leaves)
+    def has_layout_of_root(self, leaves: pa.Table) -> pa.Array:
+        """Return which leaves, rows of `leaf_manifests`, have the layout of the root.
+
+        Only these may name a data leaf, or be named by a delete leaf, and fields can be found in them by their ids.
+        """
+        return self.is_foreign(leaves) if self.root.is_iceberg else self.has_tree_layout(leaves)
 
     def has_old_layout(self, leaves: pa.Table) -> pa.Array:
         """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests in the layout of versions 1 to

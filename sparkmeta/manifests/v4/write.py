@@ -18,7 +18,9 @@ from sparkmeta.entries.live import is_live, manifest_counts
 from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import extremes, from_stream, kept_rows, to_stream, whole
-from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
+from sparkmeta.manifests.v4.colocated import VECTOR, colocated_schema, with_vector_column, written_vectors
+from sparkmeta.manifests.v4.iceberg_writer import write_iceberg_leaf
+from sparkmeta.manifests.v4.layout import DATA, DELETE, TreeTypes, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.spec.entry import COUNTS, ContentType
 from sparkmeta.spec.locations import Locations
@@ -151,6 +153,8 @@ class LeafFormat:
         writer: writes the files.
         properties: further key-value metadata of the files.
         locations: how to write locations; None to write them unchanged.
+        iceberg: the types of the table's manifests if leaves have the layout of the Iceberg project. Entries may then
+            have the column `vector`.
     """
 
     folder: str
@@ -161,11 +165,20 @@ class LeafFormat:
     writer: ExecutorWriter
     properties: Mapping[str, str] = field(default_factory=dict)
     locations: Locations | None = None
+    iceberg: TreeTypes | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The row type of entries, and of the root's entries for leaves."""
+        """The row type of the root's entries for leaves."""
         return tree_schema(self.stats)
+
+    def entries(self, rows: pa.Table) -> pa.Table:
+        """Return rows as entries of leaves: rows of `schema`, with the column `vector` in the layout that has it."""
+        if self.iceberg is None:
+            return rows.cast(self.schema)
+        if VECTOR not in rows.column_names:
+            return with_vector_column(rows.cast(self.schema))
+        return rows.cast(colocated_schema(self.schema))
 
     @property
     def unordered(self) -> frozenset[int]:
@@ -184,13 +197,13 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
 
 def leaves_on_driver(entries: pa.Table, form: LeafFormat) -> pa.Table:
     """Write sorted entries as `write_leaves` does, in this process."""
-    return _rows_of(pa.Table.from_batches(_write(form, entries.to_batches()), _WRITTEN), form)
+    return _rows_of(pa.Table.from_batches(_write(form, entries.to_batches()), LEAF_SCHEMA), form)
 
 
 def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
     from sparkmeta.session import map_arrow
 
-    return _rows_of(map_arrow(entries, write, _WRITTEN).toArrow(), form)
+    return _rows_of(map_arrow(entries, write, LEAF_SCHEMA).toArrow(), form)
 
 
 def _rows_of(written: pa.Table, form: LeafFormat) -> pa.Table:
@@ -198,8 +211,8 @@ def _rows_of(written: pa.Table, form: LeafFormat) -> pa.Table:
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
 
-# The root's entry for a leaf, as an Arrow stream, so that Spark needs no schema of entries.
-_WRITTEN = pa.schema([pa.field("leaf", pa.binary())])
+LEAF_SCHEMA = pa.schema([pa.field("leaf", pa.binary())])
+"""The root's entry for a leaf, as an Arrow stream, so that Spark needs no schema of entries."""
 
 
 OWNER = "owner"
@@ -221,7 +234,7 @@ def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.Reco
     for owner, row in put_behind(_encoded_owned(form, entry_bytes, batches), form.writer):
         index = row.column_names.index("referenced_file")
         owned = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
-        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(owned)]}, schema=_WRITTEN)
+        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(owned)]}, schema=LEAF_SCHEMA)
 
 
 def _encoded_owned(
@@ -240,7 +253,7 @@ def _owned(
     for batch in batches:
         table = pa.Table.from_batches([batch])
         owners = table.column(OWNER).combine_chunks()
-        entries = table.drop_columns([OWNER]).cast(form.schema)
+        entries = form.entries(table.drop_columns([OWNER]))
         for owner in owners.unique().to_pylist():
             is_owned = owners.is_null() if owner is None else pc.equal(owners, owner)
             for key, rows in _kinds(entries.filter(is_owned)):
@@ -295,14 +308,14 @@ def _threads() -> ThreadPoolExecutor:
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _, row in put_behind(((None, leaf) for leaf in _leaves(form, batches)), form.writer):
-        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=_WRITTEN)
+        yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=LEAF_SCHEMA)
 
 
 def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedLeaf]:
     """Yield the leaves of one task. For each spec and kind, one leaf is open at a time."""
     open_leaves: dict[tuple[int, bool], _Leaf] = {}
     for batch in batches:
-        table = pa.Table.from_batches([batch]).cast(form.schema)
+        table = form.entries(pa.Table.from_batches([batch]))
         for key, rows in _kinds(table):
             leaf = open_leaves.setdefault(key, _Leaf(form))
             yield from leaf.take(rows)
@@ -355,8 +368,14 @@ def encode_leaf(table: pa.Table, form: LeafFormat) -> EncodedLeaf:
     """Return entries of one spec and kind as the bytes of a leaf, and the root's entry for it with a new location."""
     is_data = table.column("content_type")[0].as_py() == ContentType.DATA
     content = DATA if is_data else DELETE
-    written = table if form.locations is None else written_locations(table, form.locations)
-    data = write_manifest(written, content, form.properties)
+    if form.iceberg is None:
+        written = table if form.locations is None else written_locations(table, form.locations)
+        data = write_manifest(written, content, form.properties)
+    else:
+        rows = form.entries(table)
+        located = rows if form.locations is None else written_vectors(rows, form.locations)
+        data = write_iceberg_leaf(located, form.iceberg)
+        table = rows.drop_columns([VECTOR])
     location = join(form.folder, f"{form.name}-{content}-{uuid.uuid4()}.parquet")
     spec_id = table.column("partition_spec_id")[0].as_py()
     sources = form.sources.get(spec_id, frozenset())

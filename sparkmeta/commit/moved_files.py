@@ -1,0 +1,261 @@
+"""Move data files out of their leaves when their deletion vectors change.
+
+In the layout of the Iceberg project, the entry of a data file holds its deletion vector. A commit that changes the
+vector masks the entry in its leaf, and writes the entry with the new vector to the root. Many such entries are written
+to new leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.commit.compaction_tasks import physical_entries
+from sparkmeta.commit.next_root import restamped
+from sparkmeta.entries.projection import MANIFEST, ORDINAL
+from sparkmeta.entries.records import PART_SCHEMA, whole_manifests
+from sparkmeta.expr.arrays import from_stream, to_stream, whole
+from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.sorted_manifests import combined, task_rows
+from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE
+from sparkmeta.manifests.v4.write import LEAF_SCHEMA, encode_leaf, leaf_count, pieces, put_behind
+from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
+from sparkmeta.snapshot.search import rows_by_manifest
+from sparkmeta.snapshot.state import task_reader
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.entry import Status
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.next_root import TreeChange
+    from sparkmeta.commit.removed_files import Removal
+    from sparkmeta.manifests.v4.layout import TreeTypes
+    from sparkmeta.manifests.v4.write import LeafFormat
+    from sparkmeta.snapshot.state import TableState
+    from sparkmeta.spec.locations import Locations
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
+
+
+# -- Read and write the entries that move -----------------------------------------------------------------------------
+
+
+# A leaf, and its entries that move: an Arrow stream of their ordinals and new deletion vectors. whole: whether the
+# other entries move as well.
+UNIT_SCHEMA = pa.schema(
+    [
+        *PART_SCHEMA,
+        pa.field("record_count", pa.int64()),
+        pa.field("entries", pa.binary()),
+        pa.field("whole", pa.bool_()),
+    ]
+)
+
+_ROWS = pa.schema([pa.field("rows", pa.binary())])
+_CHOSEN = pa.schema([pa.field(ORDINAL, pa.int64()), pa.field(VECTOR, VECTOR_TYPE)])
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Reads entries that move, and writes them with their new vectors. Picklable.
+
+    Attributes:
+        reader: opens leaves.
+        types: the types of the table's V4 manifests.
+        locations: resolves the locations in the table's manifests.
+        form: the format of new leaves.
+    """
+
+    reader: ExecutorReader | Files
+    types: TreeTypes
+    locations: Locations
+    form: LeafFormat
+
+    def read(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of units, rows of `UNIT_SCHEMA`, as Arrow streams."""
+        for unit in task_rows(units):
+            yield pa.RecordBatch.from_pydict({"rows": [to_stream(self._entries(unit))]}, schema=_ROWS)
+
+    def write(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the entries of units to leaves, and yield the root's entries for these, rows of `LEAF_SCHEMA`."""
+        leaves = ((None, encode_leaf(piece, self.form)) for piece in self._pieces(units))
+        for _, row in put_behind(leaves, self.form.writer):
+            yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=LEAF_SCHEMA)
+
+    def _pieces(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Yield the entries of leaves to write: those of one spec together, and those of new leaves apart."""
+        open_pieces: dict[tuple[int, bool], list[pa.Table]] = {}
+        sizes: dict[tuple[int, bool], float] = {}
+        for unit in task_rows(units):
+            entries, key = self._entries(unit), (unit["partition_spec_id"], unit["whole"])
+            open_pieces.setdefault(key, []).append(entries)
+            size = unit["file_size_in_bytes"] / max(unit["record_count"], 1)
+            sizes[key] = sizes.get(key, 0.0) + size * len(entries)
+            if sizes[key] >= self.form.target_bytes:
+                yield from self._cut(open_pieces.pop(key), sizes.pop(key))
+        for key, tables in open_pieces.items():
+            yield from self._cut(tables, sizes[key])
+
+    def _cut(self, tables: list[pa.Table], size: float) -> Iterator[pa.Table]:
+        table = combined(tables)
+        return pieces(table, leaf_count(len(table), int(size), self.form.target_bytes))
+
+    def _entries(self, unit: Mapping[str, Any]) -> pa.Table:
+        table = combined(physical_entries(self.reader, unit, self.types, self.locations, colocated=True))
+        chosen = from_stream(unit["entries"])
+        ordinals, vectors = whole(chosen.column(ORDINAL)), whole(chosen.column(VECTOR))
+        index = table.column_names.index(VECTOR)
+        if unit["whole"]:
+            rows = pc.index_in(pa.array(np.arange(len(table)), pa.int64()), ordinals)
+            return table.set_column(index, table.schema.field(index), vectors.take(rows))
+        moved = restamped(table.take(ordinals), status=Status.EXISTING)
+        return moved.set_column(index, moved.schema.field(index), vectors)
+
+
+def moved_rows(state: TableState, positions: Mapping[str, PositionBitmap], form: LeafFormat) -> pa.Table:
+    """Return data files in leaves as rows of `tree_schema`, without their deletion vectors.
+
+    Args:
+        state: the table.
+        positions: leaf location -> ordinals of the files.
+        form: the format of the table's leaves.
+    """
+    if not positions:
+        return form.schema.empty_table()
+    manifests = state.data_manifests
+    chosen = manifests.filter(pc.is_in(manifests.column("location"), pa.array(sorted(positions), pa.string())))
+    places = zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True)
+    entries = {manifest: to_stream(_ordinals(positions[location])) for manifest, location in places}
+    units = _units(state, chosen, entries)
+    if state.access.driver_opens(len(units), MOST_REQUESTS):
+        moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
+        rows = map_on_driver(units, moving.read, _ROWS)
+    else:
+        moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
+        rows = map_by_tasks(state.spark, units, moving.read, _ROWS).toArrow()
+    tables = [from_stream(stream) for stream in rows.column("rows").to_pylist()]
+    return pa.concat_tables([form.schema.empty_table(), *(table.drop_columns([VECTOR]) for table in tables)])
+
+
+def _ordinals(bitmap: PositionBitmap) -> pa.Table:
+    ordinals = pa.array(np.concatenate([np.empty(0, np.int64), *bitmap.positions()]).astype(np.int64))
+    return pa.Table.from_arrays([ordinals, pa.nulls(len(ordinals), VECTOR_TYPE)], schema=_CHOSEN)
+
+
+def _units(state: TableState, manifests: pa.Table, entries: Mapping[int, bytes]) -> pa.Table:
+    """Return the entries of leaves, rows of `state.manifests`, as units of work."""
+    parts = leaf_units(state, manifests)
+    streams = [entries[manifest] for manifest in parts.column(MANIFEST).to_pylist()]
+    columns = {"entries": pa.array(streams, pa.binary()), "whole": pa.repeat(False, len(parts))}
+    for name, values in columns.items():
+        parts = parts.append_column(UNIT_SCHEMA.field(name), values)
+    return parts
+
+
+def leaf_units(state: TableState, manifests: pa.Table) -> pa.Table:
+    """Return leaves, rows of `state.manifests`, as the first columns of `UNIT_SCHEMA`.
+
+    `file_format` is null for leaves in the root's layout.
+    """
+    assert state.tree is not None
+    parts = whole_manifests(manifests)
+    is_old = state.tree.has_old_layout(manifests)
+    formats = pc.if_else(is_old, whole(manifests.column("file_format")), pa.scalar(None, pa.string()))
+    by_id = pc.index_in(whole(parts.column(MANIFEST)), whole(manifests.column(MANIFEST)).cast(pa.int32()))
+    index = parts.column_names.index("file_format")
+    parts = parts.set_column(index, parts.schema.field(index), whole(formats).take(by_id))
+    return parts.append_column("record_count", whole(manifests.column("record_count")).take(by_id))
+
+
+# -- Write many files with new deletion vectors to leaves -------------------------------------------------------------
+
+
+def write_moved(state: TableState, placed: pa.Table | DataFrame, form: LeafFormat) -> pa.Table:
+    """Write data files with new deletion vectors to leaves, and return the root's entries for these.
+
+    Few files are written on the driver.
+
+    Args:
+        state: the table.
+        placed: the places of the files in leaves, `manifest` and `ordinal`, with their new vector in `vector`.
+        form: the format of the new leaves.
+    """
+    data = state.data_manifests
+    if isinstance(placed, pa.Table):
+        by_manifest = {manifest: to_stream(_chosen(rows)) for manifest, rows in rows_by_manifest(placed).items()}
+        chosen = data.filter(pc.is_in(data.column(MANIFEST), pa.array([*by_manifest], pa.int32())))
+        units = _units(state, chosen, by_manifest)
+        if state.access.driver_opens(len(units), MOST_REQUESTS):
+            moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
+            return _leaves_of(map_on_driver(units, moving.write, LEAF_SCHEMA, runs=True), form)
+        frame = local_frame(state.spark, units)
+    else:
+        frame = _units_of(state, placed)
+    moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
+    return _leaves_of(map_arrow(frame, moving.write, LEAF_SCHEMA).toArrow(), form)
+
+
+def _chosen(rows: pa.Table) -> pa.Table:
+    return rows.select(_CHOSEN.names).cast(_CHOSEN).combine_chunks()
+
+
+def _units_of(state: TableState, placed: DataFrame) -> DataFrame:
+    """Return the places of many files as units of work."""
+    from pyspark.sql import functions as F
+
+    kind = pa.schema([UNIT_SCHEMA.field(name) for name in (MANIFEST, "entries", "whole")])
+    grouped = placed.select(MANIFEST, ORDINAL, VECTOR).groupBy(MANIFEST).applyInArrow(_as_unit, spark_schema(kind))
+    leaves = F.broadcast(local_frame(state.spark, leaf_units(state, state.data_manifests)))
+    return leaves.join(grouped, MANIFEST).select(*UNIT_SCHEMA.names)
+
+
+def _as_unit(rows: pa.Table) -> pa.Table:
+    """Return the files of one leaf as a unit without the leaf's columns."""
+    ordered = rows.sort_by(ORDINAL)
+    stream = to_stream(_chosen(ordered))
+    manifest = rows.column(MANIFEST)[0].as_py()
+    return pa.table(
+        {MANIFEST: pa.array([manifest], pa.int32()), "entries": pa.array([stream], pa.binary()), "whole": [False]}
+    )
+
+
+def _leaves_of(written: pa.Table, form: LeafFormat) -> pa.Table:
+    rows = [from_stream(stream) for stream in written.column("leaf").to_pylist()]
+    return pa.concat_tables([form.schema.empty_table(), *rows])
+
+
+# -- The moves of a commit --------------------------------------------------------------------------------------------
+
+
+def with_moves(change: TreeChange, state: TableState, removal: Removal, form: LeafFormat) -> TreeChange:
+    """Return a change with the data files that leave their leaves because their deletion vectors change.
+
+    Args:
+        change: the change of a tree in the layout of the Iceberg project.
+        state: the table.
+        removal: the removed files and vectors, and the files that get vectors.
+        form: the format of the table's leaves.
+    """
+    replaced = _without(_union(removal.vectors, removal.gaining), removal.masks)
+    rows = moved_rows(state, _without(replaced, removal.rewritten), form)
+    return replace(change, masks=_union(removal.masks, replaced), replaced=replaced, moved_out=rows)
+
+
+def _union(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:
+    union = dict(masks)
+    for leaf, bitmap in others.items():
+        union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
+    return union
+
+
+def _without(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:
+    nothing = PositionBitmap({})
+    differences = {leaf: bitmap.difference(others.get(leaf, nothing)) for leaf, bitmap in masks.items()}
+    return {leaf: bitmap for leaf, bitmap in differences.items() if bitmap.cardinality}
