@@ -50,9 +50,13 @@ ARROW = pa.schema(
 BY_DAY = PartitionSpec(PartitionField(3, 1000, DayTransform(), "at_day"))
 START = datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)
 COPY, MERGE = "copy-on-write", "merge-on-read"
-LIVES = [(2, "parquet", MERGE), (3, "orc", MERGE), (3, "avro", COPY), (4, "parquet", MERGE)]
-"""Format version, file format, and the mode of changes."""
-ON_CLUSTERS = [(2, "orc", MERGE), (3, "avro", MERGE), (4, "parquet", MERGE)]
+PROPOSAL, ICEBERG = "proposal", "iceberg"
+LIVES = [
+    (2, "parquet", MERGE, PROPOSAL), (3, "orc", MERGE, PROPOSAL), (3, "avro", COPY, ICEBERG),
+    (4, "parquet", MERGE, PROPOSAL), (4, "parquet", MERGE, ICEBERG),
+]  # fmt: skip
+"""Format version, file format, the mode of changes, and the layout of trees."""
+ON_CLUSTERS = [(2, "orc", MERGE, PROPOSAL), (3, "avro", MERGE, PROPOSAL), (4, "parquet", MERGE, PROPOSAL)]
 
 # The jobs, with options that make them do something, in an order in which there is something to do.
 JOBS: dict[str, list[dict[str, Any]]] = {
@@ -79,12 +83,12 @@ def ordinary(start: int, stop: int) -> dict[int, Row]:
 class Life:
     """A table, and the rows that it must have."""
 
-    def __init__(self, spark: SparkSession, folder: Path, version: int, form: str, mode: str) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, version: int, form: str, mode: str, layout: str) -> None:
         self.spark, self.version, self.mode = spark, version, mode
-        self.catalog = sm.load_catalog("lives", type="hadoop", warehouse=str(folder))
+        self.catalog = sm.load_catalog("lives", type="hadoop", warehouse=folder.as_uri())
         self.catalog.create_namespace("db")
         properties = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
-        properties |= {"write.format.default": form}
+        properties |= {"write.format.default": form, "write.tree.layout": layout}
         self.table = self.catalog.create_table(
             "db.t", SCHEMA, BY_DAY, format_version=version, properties=properties, spark=spark
         )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize(("version", "form", "mode"), LIVES)
-def test_the_life_of_a_table(spark: SparkSession, tmp_path: Path, version: int, form: str, mode: str) -> None:
-    Life(spark, tmp_path, version, form, mode).lead()
+@pytest.mark.parametrize(("version", "form", "mode", "layout"), LIVES)
+def test_the_life_of_a_table(
+    spark: SparkSession, tmp_path: Path, version: int, form: str, mode: str, layout: str
+) -> None:
+    Life(spark, tmp_path, version, form, mode, layout).lead()

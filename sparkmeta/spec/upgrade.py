@@ -160,6 +160,8 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         document["schema"] = schema_to_json(metadata.schema())
         document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
     remaining = {key: value for key, value in document.items() if key not in removed_keys}
+    properties = document.get("properties", {})
+    remaining["properties"] = {name: text for name, text in properties.items() if name != TREE_LAYOUT}
     return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
 
 
@@ -225,7 +227,7 @@ def tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
     Raises:
         ValidationError: the table has none.
     """
-    if not isinstance(metadata, TableMetadataV4) or metadata.layout_revision is None:
+    if not isinstance(metadata, TableMetadataV4) or tree_layout(metadata) is None:
         raise ValidationError(
             f"{metadata.location}: the table has no metadata tree, but manifest lists of format version "
             f"{metadata.format_version}: there is nothing to downgrade"
@@ -260,7 +262,7 @@ def downgraded_metadata(
     ]
     properties = {key: text for key, text in metadata.properties.items() if not key.startswith(TREE_PROPERTIES)}
     changes = {"snapshots": snapshots, "properties": properties, "next_row_id": next_row_id}
-    return undo_upgrade(tree_metadata(remaining.model_copy(update=changes)), LIST_VERSION)
+    return undo_upgrade(cast("TableMetadataV4", remaining.model_copy(update=changes)), LIST_VERSION)
 
 
 def _with_list(snapshot: Snapshot, location: str) -> Snapshot:
