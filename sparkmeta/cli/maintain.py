@@ -407,6 +407,19 @@ OPERATIONS = {
         ),
         "leaves of branches and tags, kept or rewritten",
     ),
+    "convert_tree": MaintenanceCommand(
+        "Convert a metadata tree to the layout of the proposal, or to the one of the Iceberg project.\n\nThe head of "
+        "each branch gets a snapshot in the new layout; earlier snapshots keep theirs.",
+        _metadata_written,
+        (
+            TextColumn("branch"),
+            TextColumn("content"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("entries", kind="count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "leaves and files of roots to write to new leaves",
+    ),
     "compute_partition_stats": MaintenanceCommand(
         "Count files, rows and deletes of each partition in a statistics file.\n\nIf an ancestor of the snapshot has "
         "such a file, only manifests written by later snapshots are read.",

@@ -175,7 +175,8 @@ class Rewriting:
                 live = pc.and_(live, unmasked_rows.slice(count, len(table)))
             count += len(table)
             yield restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.schema)
-        if count != leaf["record_count"]:
+        # The prototype of the Iceberg project counts files that it adds with a deletion vector differently.
+        if count != leaf["record_count"] and not colocated:
             problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
             raise CorruptFileError(leaf["location"], "entries", count, problem)
 

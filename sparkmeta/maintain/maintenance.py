@@ -9,6 +9,7 @@ from sparkmeta.checks import takes_options
 from sparkmeta.commit.compaction import CompactionOptions
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.maintain.compact_manifests import CompactionPlan, plan_compaction
+from sparkmeta.maintain.convert_tree import ConversionPlan, ConvertTreeOptions, plan_conversion
 from sparkmeta.maintain.dangling_deletes import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.downgrade import DowngradeOptions, DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ExpiryOptions, ExpiryPlan, plan_expiry
@@ -255,6 +256,21 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: a transform is unknown, the table is read-only, or tasks can't open its files.
         """
         return plan_downgrade(self.table, options)
+
+    @takes_options(ConvertTreeOptions)
+    def convert_tree(self, options: ConvertTreeOptions) -> ConversionPlan[TableT]:
+        """Plan to convert the metadata tree to the layout of the proposal, or to the one of the Iceberg project.
+
+        The head of each branch gets a snapshot with a tree in the new layout. Entries keep their sequence numbers and
+        row ids. Earlier snapshots keep their trees, which stay readable for this package; no other engine reads both
+        layouts. Data files are not read. Manifests in the layout of versions 1 to 3 stay unchanged.
+
+        Raises:
+            ValidationError: the layout is unknown, the table has it already or has no tree, or its location has no
+                scheme.
+            UnsupportedError: the tree has an old revision, the table is read-only, or tasks can't open its files.
+        """
+        return plan_conversion(self.table, options)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.

@@ -21,6 +21,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
+    has_expression,
     has_unknown_values,
     partition_type,
     source_type,
@@ -323,11 +324,11 @@ class TableTypes:
     def _source(self, spec: PartitionSpec, field: PartitionField) -> int | None:
         """Return the id of the stats that hold a partition field's value; None for a void field.
 
-        Metadata of trees in the Iceberg project's layout has no expressions: in memory, the values are stats with the
-        negative id of the field.
+        Metadata of trees in the Iceberg project's layout may have no expression for the field: in memory, the values
+        are then stats with the negative id of the field.
         """
-        keyed = bool(self._expressions) or isinstance(field.transform, IdentityTransform | VoidTransform)
-        if keyed or tree_layout(self.metadata) == PROPOSAL:
+        is_keyed = isinstance(field.transform, IdentityTransform | VoidTransform)
+        if is_keyed or tree_layout(self.metadata) == PROPOSAL or has_expression(self._expressions, spec, field):
             return stats_field_id(self._expressions, spec, field)
         return -field.field_id
 

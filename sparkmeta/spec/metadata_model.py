@@ -385,8 +385,9 @@ class TableMetadataV4(TableMetadataV3):
 
     @field_serializer("partition_specs")
     def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
-        documents = [referring_spec_json(spec, self.expressions) for spec in specs]
-        return documents if self.layout_revision is None else [without_empty_fields(spec) for spec in documents]
+        if self.layout_revision is None:
+            return [partition_spec_to_json(spec) for spec in specs]
+        return [without_empty_fields(referring_spec_json(spec, self.expressions)) for spec in specs]
 
 
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:

@@ -511,6 +511,14 @@ def stats_field_id(
     )
 
 
+def has_expression(expressions: Iterable[Expression], spec: PartitionSpec, partition_field: PartitionField) -> bool:
+    """Return whether there is an expression for a field of a spec."""
+    keys = expressions_by_key(expressions)
+    return any(
+        field == partition_field and key in keys for field, key in zip(spec.fields, spec_keys(spec), strict=True)
+    )
+
+
 def _resolved(entry: JsonNode, by_id: Mapping[int, Expression]) -> dict[str, Any]:
     expression = by_id.get(entry.get("expr-id").integer())
     if expression is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.expiry import Expired, without_expired
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.locations import (
@@ -60,13 +60,43 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
             in the layout of the Iceberg project lacks a scheme.
     """
     upgraded = cast("TableMetadataV4", _in_version(metadata, 4, table_uuid))
+    choice_property(upgraded.properties, TREE_LAYOUT, (PROPOSAL, ICEBERG), location=upgraded.location)
     if tree_layout(upgraded) == ICEBERG:
         _refuse_lost_scheme(upgraded.location)
         return upgraded
-    choice_property(upgraded.properties, TREE_LAYOUT, (PROPOSAL, ICEBERG), location=upgraded.location)
-    for spec in upgraded.partition_specs:
-        upgraded = add_expressions(upgraded, spec)
-    return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
+    return _with_revision(upgraded)
+
+
+def _with_revision(metadata: TableMetadataV4) -> TableMetadataV4:
+    """Return the metadata of a tree in the proposal's layout."""
+    for spec in metadata.partition_specs:
+        metadata = add_expressions(metadata, spec)
+    return metadata.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": metadata.expressions})
+
+
+def in_layout(metadata: TableMetadataV4, layout: str) -> TableMetadataV4:
+    """Return the metadata of a tree whose next roots have another layout. Its snapshots keep their roots.
+
+    The expressions of the proposal's layout stay, since earlier roots need them.
+
+    Args:
+        metadata: The metadata of a tree.
+        layout: `PROPOSAL` or `ICEBERG`.
+
+    Raises:
+        ValidationError: The location of a table in the layout of the Iceberg project lacks a scheme.
+        UnsupportedError: The tree has the first revision of the proposal's layout.
+    """
+    named = metadata.model_copy(update={"properties": {**metadata.properties, TREE_LAYOUT: layout}})
+    if layout == PROPOSAL:
+        return _with_revision(named)
+    _refuse_lost_scheme(metadata.location)
+    if metadata.layout_revision != LAYOUT_REVISION:
+        raise UnsupportedError(
+            f"{metadata.location}: {LAYOUT_REVISION_KEY} is {metadata.layout_revision}: only trees of revision "
+            f"{LAYOUT_REVISION} can be converted, since relative locations mean something else in earlier ones"
+        )
+    return named.model_copy(update={"layout_revision": None})
 
 
 def _refuse_lost_scheme(location: str) -> None:

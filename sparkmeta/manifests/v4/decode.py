@@ -162,7 +162,7 @@ def leaf_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.Table:
         CorruptFileError: not a V4 manifest, or an entry without a status.
     """
     table, _ = read_manifest(data, types.stats, part.location, fields=stats_of_fields(types.sources))
-    return _inherited(table, part)
+    return _inherited(_without_entries_before(table), part)
 
 
 def colocated_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.Table:
@@ -172,12 +172,17 @@ def colocated_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.T
     """
     with open_manifest(pa.BufferReader(data), part.location) as manifest:
         table = manifest.colocated_rows(types)
-    status, *others = whole(table.column("version_info")).flatten()
-    status = pc.if_else(pc.equal(status, NOT_AN_ENTRY), pa.scalar(int(Status.DELETED), status.type), status)
-    table = _inherited(with_version(table, [status, *others]), part)
+    table = _inherited(_without_entries_before(table), part)
     vectors = as_existing(whole(table.column(VECTOR)))
     index = table.column_names.index(VECTOR)
     return table.set_column(index, table.schema.field(index), vectors)
+
+
+def _without_entries_before(table: pa.Table) -> pa.Table:
+    """Return rows with the status DELETED instead of `NOT_AN_ENTRY`."""
+    status, *others = whole(table.column("version_info")).flatten()
+    is_before = pc.equal(status, NOT_AN_ENTRY)
+    return with_version(table, [pc.if_else(is_before, pa.scalar(int(Status.DELETED), status.type), status), *others])
 
 
 def _inherited(table: pa.Table, part: ManifestPart) -> pa.Table:
