@@ -27,6 +27,9 @@ OTHERS := -m 'not java and not benchmark'
 # Tests that CI runs with the oldest and the newest PySpark.
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
+# Without files of bytecode, each process of the tests compiles all modules again: half a minute.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup jars rest reader s3a protocol demo quick test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
 
