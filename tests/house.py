@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 import sparkmeta as sm
-from tests.test_imports import IMPORTS, TREES, imported, room_of
+from tests.test_imports import Trees, imported, package_imports, room_of, syntax_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,12 +56,14 @@ def main() -> int:
 
 def source_figures() -> dict[str, int]:
     """Return the figures of the source, by their names."""
-    asking = [(module, line) for module, tree in TREES.items() for line in functions_that_ask_where(tree)]
-    rooms = Counter((room_of(module), room_of(target)) for module, targets in IMPORTS.items() for target in targets)
+    trees = syntax_trees()
+    asking = [(module, line) for module, tree in trees.items() for line in functions_that_ask_where(tree)]
+    imports = {module: package_imports(tree, set(trees)) for module, tree in trees.items()}
+    rooms = Counter((room_of(module), room_of(target)) for module, targets in imports.items() for target in targets)
     return {
-        "package: files": len(TREES),
+        "package: files": len(trees),
         "package: lines of code": _hundreds(sum(_lines_of_code(path) for path in PACKAGE.rglob("*.py"))),
-        "package: modules that load PySpark": len(_modules_that_load_pyspark()),
+        "package: modules that load PySpark": len(_modules_that_load_pyspark(trees)),
         "package: functions that ask where work runs": len(asking),
         "package: files with such functions": len({module for module, _ in asking}),
         "tests: lines": _hundreds(sum(path.read_text().count("\n") for path in TESTS.rglob("*.py"))),
@@ -113,9 +115,9 @@ def _asks_where(node: ast.AST) -> bool:
     return False
 
 
-def _modules_that_load_pyspark() -> set[str]:
+def _modules_that_load_pyspark(trees: Trees) -> set[str]:
     """Return the modules whose import loads PySpark, itself or by modules that they import at their top level."""
-    at_load = {module: set(_imports_at_load(tree)) for module, tree in TREES.items()}
+    at_load = {module: set(_imports_at_load(tree)) for module, tree in trees.items()}
     loading = {module for module, names in at_load.items() if any(name.split(".")[0] == "pyspark" for name in names)}
     while more := {module for module, names in at_load.items() if names & loading} - loading:
         loading |= more

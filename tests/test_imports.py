@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -16,39 +17,18 @@ import sparkmeta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Trees = dict[str, ast.Module]
+
 PACKAGE = Path(sparkmeta.__file__).parent
 # From the top floor down; a module imports modules of its own room and of floors below. A room is a folder, or a module
 # on top of the package.
 FLOORS = [
-    {"__main__"},
-    {"cli"},
-    {"__init__"},
-    {"service"},
-    {"data_source"},
-    {"catalog"},
-    {"views"},
-    {"table"},
-    {"maintain"},
-    {"write", "inspect"},
-    {"commit"},
-    {"changes"},
-    {"scan"},
-    {"scan_plan"},
-    {"rows"},
-    {"plan"},
-    {"operations"},
-    {"snapshot"},
-    {"manifests"},
-    {"avro"},
-    {"entries"},
-    {"storage"},
-    {"progress"},
-    {"session", "expr"},
-    {"reports"},
-    {"settings", "spec", "java", "arrow_types", "charts"},
-    {"checks", "text"},
+    {"__main__"}, {"cli"}, {"__init__"}, {"service"}, {"data_source"}, {"catalog"}, {"views"}, {"table"},
+    {"maintain"}, {"write", "inspect"}, {"commit"}, {"changes"}, {"scan"}, {"scan_plan"}, {"rows"}, {"plan"},
+    {"operations"}, {"snapshot"}, {"manifests"}, {"avro"}, {"entries"}, {"storage"}, {"progress"},
+    {"session", "expr"}, {"reports"}, {"settings", "spec", "java", "arrow_types", "charts"}, {"checks", "text"},
     {"errors"},
-]
+]  # fmt: skip
 # Features that Spark Connect lacks or serverless Spark refuses.
 BANNED_ATTRIBUTES = {
     "_jvm", "_jsc", "_jdf", "_jsparkSession", "_sc", "sparkContext", "rdd", "parallelize",
@@ -77,10 +57,11 @@ def module_name(path: Path) -> str:
 
 def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes but those below ``if TYPE_CHECKING``."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
-            yield from run_time_nodes(child)
+    nodes = [tree]
+    while nodes:
+        yield (node := nodes.pop())
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            nodes += ast.iter_child_nodes(node)
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -98,10 +79,7 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def package_imports(tree: ast.AST, names: set[str]) -> set[str]:
-    """The modules of the package that a module imports anywhere: at its top, in functions, and for type checking.
-
-    names: the dotted names of the package's modules.
-    """
+    """Those of the package's modules `names` that a module imports: at its top, in functions, and for type checking."""
     targets = {name for node in ast.walk(tree) for name in imported(node)}
     in_package = {name for name in targets if name.split(".")[0] == "sparkmeta"}
     return {name if name in names else name.rpartition(".")[0] for name in in_package}
@@ -117,32 +95,46 @@ def banned_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-TREES = {module_name(path): ast.parse(path.read_text()) for path in MODULES}
-IMPORTS = {module: package_imports(tree, set(TREES)) for module, tree in TREES.items()}
+def syntax_trees() -> Trees:
+    """The syntax trees of the package's modules, by dotted names."""
+    return {module_name(path): ast.parse(path.read_text()) for path in MODULES}
 
 
-def test_imports_point_down() -> None:
+@pytest.fixture(scope="module")
+def trees() -> Iterator[Trees]:
+    # They are many objects, among which Python would look for garbage again and again.
+    gc.disable()
+    yield syntax_trees()
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def package(trees: Trees) -> dict[str, set[str]]:
+    return {module: package_imports(tree, set(trees)) for module, tree in trees.items()}
+
+
+def test_imports_point_down(package: dict[str, set[str]]) -> None:
     upward = {}
-    for module, names in IMPORTS.items():
+    for module, names in package.items():
         room = room_of(module)
         upward[module] = {name for name in names if room_of(name) != room and FLOOR[room_of(name)] >= FLOOR[room]}
     assert not {module: names for module, names in upward.items() if names}
 
 
-def test_no_circle_of_imports() -> None:
+def test_no_circle_of_imports(package: dict[str, set[str]]) -> None:
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(package).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_nothing_that_spark_connect_lacks() -> None:
-    banned = [f"{module}, line {line}: {name}" for module, tree in TREES.items() for line, name in banned_names(tree)]
+def test_nothing_that_spark_connect_lacks(trees: Trees) -> None:
+    banned = [f"{module}, line {line}: {name}" for module, tree in trees.items() for line, name in banned_names(tree)]
     assert not banned
 
 
-def test_only_what_pyspark_documents() -> None:
-    targets = {name for tree in TREES.values() for node in ast.walk(tree) for name in imported(node)}
+def test_only_what_pyspark_documents(trees: Trees) -> None:
+    targets = {name for tree in trees.values() for node in ast.walk(tree) for name in imported(node)}
     of_pyspark = {name for name in targets if name.split(".")[0] == "pyspark"}
     private = {
         name for name in of_pyspark - PUBLIC_PYSPARK if "._" in name or name.rpartition(".")[0] not in PUBLIC_PYSPARK
@@ -150,8 +142,8 @@ def test_only_what_pyspark_documents() -> None:
     assert not private
 
 
-def test_pandas_is_not_ours_to_import() -> None:
-    tops = {module: {name.partition(".")[0] for name in imports(tree)} for module, tree in TREES.items()}
+def test_pandas_is_not_ours_to_import(trees: Trees) -> None:
+    tops = {module: {name.partition(".")[0] for name in imports(tree)} for module, tree in trees.items()}
     assert not {module for module, names in tops.items() if names & {"pandas", "pytest"}}
 
 
