@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -28,7 +29,7 @@ from tests.rest.proxy import Proxy, rest_proxy
 from tests.rest.server import rest_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -182,6 +183,16 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
         # Tests look at a table right after another library has committed to it.
         f"{name}.cache-enabled": "false",
     }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage, of which there is little among what stays: modules and tests."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
