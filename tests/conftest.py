@@ -22,7 +22,7 @@ from pytest_spark.config import SparkConfigBuilder
 from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
 from tests.connect_server import LOG, connect_server
-from tests.dealing import dealt, longest_first, record
+from tests.dealing import QUICK_SHARE, SHARE, dealt, longest_first, record
 from tests.no_jvm import JavaTrap, without_jvm
 from tests.peers.store import corpus_folder
 from tests.rest.proxy import Proxy, rest_proxy
@@ -198,7 +198,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = without_jvm(items) if config.option.no_jvm else [*items]
     if config.option.deal is not None:
-        chosen = dealt(chosen, config.option.deal)
+        chosen = dealt(chosen, config.option.deal, QUICK_SHARE if config.option.no_jvm else SHARE)
     config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
     items[:] = chosen
     longest_first(items)

@@ -11,8 +11,9 @@ import pytest
 from tests import dealing
 from tests.dealing import SHARE, dealt
 
-SECONDS = {"t.py::slow": 11.0, "t.py::many": 1.0, "t.py::quick": 0.1, "t.py::core": 9.0}
+SECONDS = {"t.py::slow": 11.0, "t.py::many": 1.0, "t.py::quick": 0.1, "t.py::core": 9.0, "u.py::together_a": 6.0}
 CASES = {"t.py::slow": 1, "t.py::many": 20, "t.py::quick": 50, "t.py::core": 4, "t.py::unrecorded": 4}
+TOGETHER = {"u.py::together_a": 2, "u.py::together_b": 1}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Case:
 @pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(dealing, "recorded", lambda: SECONDS)
-    return [Case(f"{function}[{number}]") for function, count in CASES.items() for number in range(count)]
+    return [Case(f"{function}[{number}]") for function, count in (CASES | TOGETHER).items() for number in range(count)]
 
 
 def test_consecutive_runs_take_every_case(cases: list[Any]) -> None:
@@ -40,7 +41,9 @@ def test_consecutive_runs_take_every_case(cases: list[Any]) -> None:
         "t.py::quick": 50 * 30,
         "t.py::core": 4 * 30,
         "t.py::unrecorded": 4 * 30,
+        **{function: count * 10 for function, count in TOGETHER.items()},
     }
+    assert {sum("together" in case.nodeid for case in run) for run in runs} == {0, 3}
 
 
 def test_a_function_takes_its_share(cases: list[Any]) -> None:

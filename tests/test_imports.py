@@ -17,6 +17,7 @@ import sparkmeta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.core
 Trees = dict[str, ast.Module]
 
 PACKAGE = Path(sparkmeta.__file__).parent
