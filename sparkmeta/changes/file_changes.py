@@ -580,10 +580,8 @@ class EntryChanges:
         units = self._of(content, kind)
         if not units:
             return []
-        of_status = (
-            F.col("version_info.status") == int(Status.ADDED) if kind is LeafKind.ADDED else is_live_entry().column()
-        )
-        placed = self._physical(units).where(of_status).join(self._places(units), MANIFEST)
+        of_status = _has(Status.ADDED) if kind is LeafKind.ADDED else is_live_entry()
+        placed = self._physical(units).where(of_status.text).join(self._places(units), MANIFEST)
         for masked in self._ordinals(units, "old"):
             placed = placed.join(masked, [_UNIT, ORDINAL], "left_anti")
         return [placed.drop(_UNIT)]

@@ -314,7 +314,11 @@ class FileWriter:
         if not len(leaves):
             return direct
         vector_manifests = vector_leaves(leaves)
-        tally = Tally(_counts_of_leaves(state, vector_manifests), None)
+        if isinstance(vectors, pa.Table):
+            of_leaves = matching(vectors, where(targets, ~in_root), {"referenced_file": "data_path"})
+            tally = _tally(collected(of_leaves), state)
+        else:
+            tally = Tally(_counts_of_leaves(state, vector_manifests), None)
         return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=tally))
 
     def _values(self, vectors: Relation) -> Relation:

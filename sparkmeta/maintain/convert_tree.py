@@ -110,9 +110,7 @@ class ConversionSummary(PlanSummary):
             f"  branches: {branches}; {self.leaves} leaves and {self.files} files of roots are written to new leaves",
         ]
         if self.earlier_snapshots:
-            lines.append(
-                f"  {self.earlier_snapshots} earlier snapshots keep their layout, which sparkmeta reads, until they expire"
-            )
+            lines.append(f"  {self.earlier_snapshots} earlier snapshots keep their layout until they expire")
         if self.tags:
             lines.append(f"  tags on earlier snapshots: {', '.join(self.tags)}")
         if self.layout == ICEBERG:
@@ -365,7 +363,16 @@ class _Conversion:
 
 def _as_tree_rows(types: TreeTypes, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for table in converted(batches, types, spec_id, "a delete manifest"):
-        yield from table.to_batches()
+        yield from _with_sizes(table).to_batches()
+
+
+def _with_sizes(deletes: pa.Table) -> pa.Table:
+    """Return deletes with file sizes that the vectors fit into, since entries of data files don't tell these sizes."""
+    blob = deletes.column("deletion_vector")
+    end = pc.add(pc.struct_field(blob, "offset"), pc.struct_field(blob, "size_in_bytes"))
+    index = deletes.column_names.index("file_size_in_bytes")
+    sizes = pc.max_element_wise(deletes.column(index), end)
+    return deletes.set_column(index, deletes.schema.field(index), sizes)
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------
