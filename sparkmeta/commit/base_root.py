@@ -13,11 +13,14 @@ from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES
 from sparkmeta.entries.live import FILE_COUNTS, LIVE_ROWS, ROW_COUNTS, sums
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.v4.layout import conform, tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import tree_layout
+from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL
 
 if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
@@ -105,16 +108,35 @@ class BaseRoot:
     assigned_row_ids: int = 0
 
 
-def base_root(head: TableState) -> BaseRoot:
-    """Return the root to edit for a commit onto `head`."""
+def base_root(head: TableState, *, converts: bool = False) -> BaseRoot:
+    """Return the root to edit for a commit onto `head`.
+
+    Args:
+        head: the table at the head of a branch.
+        converts: whether the commit gives the tree the table's layout.
+
+    Raises:
+        UnsupportedError: the tree has another layout than the table, as after a rollback to an earlier snapshot.
+    """
     if head.snapshot is None:
         return BaseRoot(None)
     if head.tree is not None:
+        layout, expected = root_layout(head.tree.root), tree_layout(head.metadata)
+        if layout != expected and not converts:
+            raise UnsupportedError(
+                f"{head.metadata.location}: the tree of snapshot {head.snapshot.snapshot_id} has the layout {layout}, "
+                f"and the table has {expected}: table.maintenance.convert_tree({expected!r}) converts it"
+            )
         repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
         if head.tree.foreign_sequence_number == sys.maxsize and not head.tree.root.is_iceberg:
             repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
         return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)
+
+
+def root_layout(root: Root) -> str:
+    """Return the layout of a root, `PROPOSAL` or `ICEBERG`."""
+    return ICEBERG if root.is_iceberg else PROPOSAL
 
 
 _REPEATED = (UPGRADED_KEY, FOREIGN_KEY)

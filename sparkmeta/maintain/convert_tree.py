@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import Options, described, one_of
 from sparkmeta.commit.attempts import Step, commit_steps
-from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.base_root import base_root, root_layout
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import Group
 from sparkmeta.commit.compaction_job import RewriteJob
@@ -141,7 +141,6 @@ class ConversionPlan(TablePlan[TableT]):
     def summary(self) -> ConversionSummary:
         """Return the changes in numbers. Reads the roots of the branches' heads. Runs no job."""
         metadata = self.table.metadata
-        heads = {head.snapshot.snapshot_id for head in self._heads.values() if head.snapshot is not None}
         earlier = {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.has_root}
         is_leaf = pc.match_substring(self._planned.column("content"), "leaf")
         leaves = pc.sum(is_leaf).as_py() or 0
@@ -151,7 +150,7 @@ class ConversionPlan(TablePlan[TableT]):
             tuple(self._heads),
             leaves,
             len(self._planned) - leaves,
-            len(earlier | heads),
+            len(earlier),
             tuple(
                 sorted(
                     name
@@ -163,7 +162,7 @@ class ConversionPlan(TablePlan[TableT]):
 
     @cached_property
     def _heads(self) -> dict[str, TableState]:
-        return dict(_heads(self.table.state))
+        return dict(_heads(self.table.state, self.layout))
 
     @cached_property
     def _planned(self) -> pa.Table:
@@ -187,12 +186,8 @@ class ConversionPlan(TablePlan[TableT]):
 
     def apply(self, state: TableState) -> TableMetadata:
         """Return the metadata of a state with the new layout. For `commit`."""
-        try:
-            _refuse(state.metadata, self.layout)
-        except ValidationError as error:
-            raise CommitConflictError(str(error)) from error
-        if self._heads.keys() != dict(_heads(state)).keys():
-            raise CommitConflictError(f"{state.metadata.location}: others have created or removed branches: plan again")
+        if self._heads.keys() != dict(_heads(state, self.layout)).keys():
+            raise CommitConflictError(f"{state.metadata.location}: others have changed branches: plan again")
         changed = in_layout(tree_metadata(state.metadata), self.layout)
         return changed.model_copy(update={"last_updated_ms": max(int(time.time() * 1000), changed.last_updated_ms)})
 
@@ -201,12 +196,14 @@ _LEAF_KINDS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 _ROW_COLUMNS = ["content_type", "location", "record_count", "file_size_in_bytes"]
 
 
-def _heads(state: TableState) -> Iterator[tuple[str, TableState]]:
-    """Yield the branches whose heads have a snapshot, and the table at it."""
+def _heads(state: TableState, layout: str) -> Iterator[tuple[str, TableState]]:
+    """Yield the branches whose heads have a tree in another layout, and the table at the head."""
     for name, ref in sorted(state.metadata.refs.items()):
         snapshot = state.metadata.snapshot_by_id(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.BRANCH and snapshot is not None:
-            yield name, state.at(snapshot)
+            head = state.at(snapshot)
+            if head.tree is not None and root_layout(head.tree.root) != layout:
+                yield name, head
 
 
 def _converted_rows(head: TableState) -> pa.Table:
@@ -232,7 +229,7 @@ class _ConversionStep(RewriteStep):
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
-        base = base_root(head)
+        base = base_root(head, converts=True)
         if base.root is None or head.snapshot is None:
             raise CommitConflictError(f"{head.metadata.location}: branch {self.branch} no longer has a snapshot")
         state = with_root(head, base)
@@ -391,12 +388,8 @@ def plan_conversion(table: TableT, options: ConvertTreeOptions) -> ConversionPla
     """See `Maintenance.convert_tree`."""
     options.check()
     refuse_read_only(table)
-    _refuse(table.metadata, options.layout)
+    metadata = tree_metadata(table.metadata)
+    in_layout(metadata, options.layout)
+    if tree_layout(metadata) == options.layout and not dict(_heads(table.state, options.layout)):
+        raise ValidationError(f"{metadata.location}: its metadata tree has the layout {options.layout} already")
     return ConversionPlan(table, options.layout)
-
-
-def _refuse(metadata: TableMetadata, layout: str) -> None:
-    """Raise ValidationError if a table has no tree, or has the layout already."""
-    if tree_layout(tree_metadata(metadata)) == layout:
-        raise ValidationError(f"{metadata.location}: its metadata tree has the layout {layout} already")
-    in_layout(tree_metadata(metadata), layout)

@@ -87,6 +87,8 @@ def in_layout(metadata: TableMetadataV4, layout: str) -> TableMetadataV4:
         ValidationError: The location of a table in the layout of the Iceberg project lacks a scheme.
         UnsupportedError: The tree has the first revision of the proposal's layout.
     """
+    if tree_layout(metadata) == layout:
+        return metadata
     named = metadata.model_copy(update={"properties": {**metadata.properties, TREE_LAYOUT: layout}})
     if layout == PROPOSAL:
         return _with_revision(named)

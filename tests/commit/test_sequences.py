@@ -73,7 +73,7 @@ class Run:
 
     @property
     def is_iceberg(self) -> bool:
-        """Whether the tree has the layout of the Iceberg project."""
+        """Whether trees may have the layout of the Iceberg project."""
         return self.table.properties.get("write.tree.layout") == "iceberg"
 
     def head(self, branch: str) -> Snapshot | None:
@@ -388,6 +388,42 @@ def test_sequences(interpreted: SparkSession, tmp_path: Path, layout: str, seed:
     properties = {**QUICK, "write.tree.layout": layout}
     table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, format_version=4, spark=spark)  # type: ignore[attr-defined]
     play(Run(Maker(random.Random(seed), spark, tmp_path), table))
+
+
+class Converting(Run):
+    """A run that converts the tree between the layouts now and then."""
+
+    is_iceberg = True
+
+    def commit(self) -> None:
+        if self.rng.random() < 0.8 or not self.refs:
+            super().commit()
+            return
+        layout = "proposal" if self.table.properties["write.tree.layout"] == "iceberg" else "iceberg"
+        self.story.append(f"convert to {layout}")
+        number = self.table.metadata.last_sequence_number
+        self.table = self.table.maintenance.convert_tree(layout).commit()
+        # Earlier versions have another layout, and no expressions for new partition specs.
+        self.earlier = None
+        for branch in sorted(self._branches()):
+            head, number = self.head(branch), number + 1
+            assert head is not None
+            new = self.table.refs()[branch].snapshot_id
+            self.snapshots[new] = Snapshot(new, head, number, "replace", {}, {}, head.files)
+            self.refs[branch] = new
+
+    def _back(self, tx: Any) -> None:
+        """Change a property instead: a snapshot with another layout takes no commits."""
+        self._limits(tx)
+
+
+@pytest.mark.parametrize("layout", ["proposal", "iceberg"])
+@pytest.mark.parametrize("seed", seeds(range(1), range(100)))
+def test_converted_sequences(interpreted: SparkSession, tmp_path: Path, layout: str, seed: int) -> None:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=f"file://{tmp_path}")
+    properties = {**QUICK, "write.tree.layout": layout}
+    table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, format_version=4, spark=interpreted)  # type: ignore[attr-defined]
+    play(Converting(Maker(random.Random(f"convert {seed}"), interpreted, tmp_path), table))
 
 
 @pytest.mark.java
