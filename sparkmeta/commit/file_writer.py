@@ -69,6 +69,7 @@ from sparkmeta.entries.relation import (
 from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.errors import CommitConflictError, ValidationError, translated_errors
 from sparkmeta.expr import sql
+from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.sorted_manifests import SortedManifests, file_count, key_schema, range_count
 from sparkmeta.manifests.v4.colocated import VECTOR
 from sparkmeta.manifests.v4.iceberg_layout import vector_leaves
@@ -315,11 +316,11 @@ class FileWriter:
             return direct
         vector_manifests = vector_leaves(leaves)
         if isinstance(vectors, pa.Table):
-            of_leaves = matching(vectors, where(targets, ~in_root), {"referenced_file": "data_path"})
-            tally = _tally(collected(of_leaves), state)
+            is_of_root = pc.is_in(vectors.column("referenced_file"), whole(of_root.column("referenced_file")))
+            counts = tally_of(vectors.filter(pc.invert(is_of_root)))
         else:
-            tally = Tally(_counts_of_leaves(state, vector_manifests), None)
-        return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=tally))
+            counts = _counts_of_leaves(state, vector_manifests)
+        return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=Tally(counts, None)))
 
     def _values(self, vectors: Relation) -> Relation:
         """Return deletion vectors as values of the column `vector`, with the path of their data file."""

@@ -70,17 +70,19 @@ _SAMPLE = 1_000
 
 
 def _flat(columns: Iterable[tuple[str, pa.Array]]) -> Iterator[tuple[str, pa.Array]]:
-    """Yield columns by their paths in Parquet, with structs replaced by their children."""
+    """Yield columns by their paths in Parquet, with structs replaced by their children, and without extension types."""
     for path, values in columns:
         if pa.types.is_struct(values.type):
             names = (f"{path}.{field.name}" for field in values.type)
             yield from _flat(zip(names, values.flatten(), strict=True))
         else:
-            yield path, values
+            yield path, values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
     sink = io.BytesIO()
-    pq.write_table(schema.empty_table(), sink, store_schema=False)
+    # `Schema.empty_table` refuses extension types in structs.
+    empty = pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    pq.write_table(empty, sink, store_schema=False)
     described = pq.ParquetFile(sink).schema
     return (described.column(index) for index in range(len(described)))
