@@ -177,7 +177,7 @@ class NewSnapshot:
             properties = {**base.properties, LAYOUT_REVISION_KEY: str(getattr(metadata, "layout_revision", None))}
             data = write_root(table, properties, state.types.locations)
         else:
-            moves = Moves.of(change.replaced, change.moved_out)
+            moves = Moves.of(change.replaced, change.moved_out, state.types.locations)
             data = write_iceberg_root(
                 written_locations(table, state.types.locations), state.types.tree_types, moves, stamp, base.properties
             )

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.locations import spelled
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr.arrays import indices_where, whole, with_field_id
@@ -25,6 +26,7 @@ from sparkmeta.manifests.v4.layout import CONTENT_KEY, FORMAT_VERSION_KEY, ROOT,
 from sparkmeta.manifests.v4.tree_manifests import UPGRADED_KEY
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import BOUNDS, PARTITION_FIELD_ID, ContentType, Status
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.mumbling import MOST_POSITIONS, write_mumbling
 
 # -- Leaves -----------------------------------------------------------------------------------------------------------
@@ -53,6 +55,8 @@ def _leaf_statuses(status: Any, vectors: pa.StructArray) -> pa.Array:
 class Moves:
     """Data files that move out of their leaves because their deletion vectors change.
 
+    Locations are spelled as in the root.
+
     Attributes:
         masks: leaf location -> ordinals of the files' entries before the change.
         files: locations of files that are in the root after the change.
@@ -62,9 +66,16 @@ class Moves:
     files: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(masks: Mapping[str, PositionBitmap], files: pa.Table | None) -> Moves:
-        """Return the moves of files, rows of `tree_schema`."""
-        return Moves(masks, frozenset(() if files is None else files.column("location").to_pylist()))
+    def of(masks: Mapping[str, PositionBitmap], files: pa.Table | None, locations: Locations) -> Moves:
+        """Return the moves of files, rows of `tree_schema`.
+
+        Args:
+            masks: see `masks`, with absolute locations.
+            files: the files that are in the root after the change.
+            locations: spells the locations.
+        """
+        places = () if files is None else spelled(whole(files.column("location")), locations).to_pylist()
+        return Moves({locations.written(leaf): ordinals for leaf, ordinals in masks.items()}, frozenset(places))
 
 
 class RootStamp(Protocol):
