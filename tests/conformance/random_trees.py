@@ -65,7 +65,7 @@ _TEMPORAL = (DateType, TimestampType, TimestamptzType, TimestampNanoType, Timest
 _BUCKETED = (
     IntegerType, LongType, DecimalType, TimeType, StringType, UUIDType, FixedType, BinaryType, *_TEMPORAL
 )  # fmt: skip
-_PARTS = {
+_PARTS: dict[str, type | tuple[type, ...]] = {
     "identity": PrimitiveType,
     "void": PrimitiveType,
     "bucket[3]": _BUCKETED,

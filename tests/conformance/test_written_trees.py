@@ -40,7 +40,7 @@ STEPS = 12
 
 
 def make(seed: int, folder: Path, spark: SparkSession, **properties: str) -> RandomTree:
-    tree = RandomTree.create(Random(seed), folder, spark, **properties)
+    tree = RandomTree.create(Random(seed), folder, spark, 4, **properties)
     for _ in range(STEPS):
         tree.step()
     return tree
@@ -134,7 +134,7 @@ class Read:
             assert entry["record_count"] == len(entries)
             files, rows = Counter[str](), Counter[str]()
             for in_leaf in entries:
-                status = {"MODIFIED": "EXISTING"}.get(in_leaf["status"], in_leaf["status"]).lower()
+                status = "existing" if in_leaf["status"] == "MODIFIED" else in_leaf["status"].lower()
                 files[status] += 1
                 rows[status] += in_leaf["record_count"]
             for status in ("added", "existing", "deleted", "replaced"):
@@ -242,7 +242,8 @@ class Read:
                 assert row["_last_updated_sequence_number"] == entry["sequence_number"]
         ids = sorted((entry["first_row_id"], entry["record_count"]) for entry in data.values())
         assert all(first + count <= following for (first, count), (following, _) in pairwise(ids))
-        assert not ids or sum(ids[-1]) <= self.table.metadata.next_row_id
+        next_row_id = self.table.metadata.next_row_id  # type: ignore[union-attr]
+        assert not ids or sum(ids[-1]) <= next_row_id
 
 
 def columns_by_id(table: pa.Table) -> dict[int, pa.Array]:
