@@ -128,7 +128,7 @@ def base_root(head: TableState, *, converts: bool = False) -> BaseRoot:
                 f"and the table has {expected}: table.maintenance.convert_tree({expected!r}) converts it"
             )
         repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
-        if head.tree.foreign_sequence_number == sys.maxsize and not head.tree.root.is_iceberg:
+        if head.tree.foreign_sequence_number == sys.maxsize and expected == PROPOSAL:
             repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
         return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)

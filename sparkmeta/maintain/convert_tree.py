@@ -323,6 +323,9 @@ class _Conversion:
         if not len(self._deletes):
             return
         state, form = self.state, self._job.form
+        if not len(data_leaves):
+            yield self._written(self._converted_deletes())
+            return
         locations = dict(enumerate(data_leaves.column("location").to_pylist()))
         entries = leaf_frame(state, data_leaves, EntryProjection.of(("location", "version_info")))
         deletes = materialize(with_owners(self._converted_deletes(), named_owners(state, entries, locations)))
