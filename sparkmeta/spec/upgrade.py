@@ -98,7 +98,9 @@ def in_layout(metadata: TableMetadataV4, layout: str) -> TableMetadataV4:
             f"{metadata.location}: {LAYOUT_REVISION_KEY} is {metadata.layout_revision}: only trees of revision "
             f"{LAYOUT_REVISION} can be converted, since relative locations mean something else in earlier ones"
         )
-    return named.model_copy(update={"layout_revision": None})
+    changed = named.model_copy(update={"layout_revision": None})
+    changed.model_fields_set.discard("layout_revision")
+    return changed
 
 
 def _refuse_lost_scheme(location: str) -> None:
