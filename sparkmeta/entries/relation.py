@@ -353,15 +353,23 @@ def count(rows: Relation) -> int:
 def union(left: Relation, right: Relation, source: HasSession) -> Relation:
     """Return the rows of two relations. A column that only one of them has is null in rows of the other."""
     if isinstance(left, pa.Table) and isinstance(right, pa.Table):
-        return pa.concat_tables([left, right], promote_options="default")
+        return _concatenated([left, right], "default")
     return frame_of(left, source).unionByName(frame_of(right, source), allowMissingColumns=True)
 
 
 def united(relations: Sequence[Relation], source: HasSession) -> list[Relation]:
     """Return the union of relations as a list; empty for no relations. All rows are few if all relations are."""
     if relations and all(isinstance(rows, pa.Table) for rows in relations):
-        return [pa.concat_tables(relations, promote_options="permissive").combine_chunks()]
+        return [_concatenated(relations, "permissive").combine_chunks()]
     return [*at_most_one([frame_of(rows, source) for rows in relations])]
+
+
+def _concatenated(tables: Sequence[pa.Table], promotion: str) -> pa.Table:
+    """Return the rows of all tables. Columns that some of them lack may be null."""
+    rows = pa.concat_tables(tables, promote_options=promotion)
+    everywhere = set.intersection(*({*table.column_names} for table in tables))
+    fields = [field if field.name in everywhere else field.with_nullable(True) for field in rows.schema]
+    return rows if fields == [*rows.schema] else pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
 def at_most_one(frames: Sequence[DataFrame]) -> list[DataFrame]:

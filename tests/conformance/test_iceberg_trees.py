@@ -288,8 +288,9 @@ def test_commits_continue_tables(spark: SparkSession, tmp_path: Path, group: str
     table = check(table.append(rows.slice(0, 2)), len(rows) + 2)
     column = table.schema().fields[0].name
     values = table.scan().to_arrow().column(column).to_pylist()
+    condition = f"{column} is null" if values[0] is None else f"{column} = {values[0]!r}"
     count = len(values) - values.count(values[0])
-    table = check(table.delete(f"{column} = {values[0]!r}"), count)
+    table = check(table.delete(condition), count)
     table = check(table.maintenance.compact_manifests(max_root_files=0).commit(), count)
     table = check(table.maintenance.convert_tree("proposal").commit(), count)
     table = check(table.append(rows.slice(0, 1)), count + 1)
