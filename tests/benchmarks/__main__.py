@@ -19,7 +19,7 @@ from tests.benchmarks.memory import measure_in_new_process
 from tests.benchmarks.report import Results, print_decodings, print_deletes, print_growth, print_memory, print_plans
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
-from tests.benchmarks.trees import tree_location
+from tests.benchmarks.trees import iceberg_tree_location, tree_location
 from tests.benchmarks.workload import BUILD, QUERIES, SMALL, WORKLOADS, Query, Workload, metadata_location
 
 if TYPE_CHECKING:
@@ -121,23 +121,28 @@ def measure(run: Run, results: Results) -> Iterator[None]:
 def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
     """Yield the plans of one table after the other."""
     trees: dict[str, str] = {}
+    iceberg_trees: dict[str, str] = {}
     ours, java = planners.Sparkmeta(spark), planners.IcebergJava(spark)
     tree = planners.SparkmetaTree(spark, trees)
     cached = planners.SparkmetaCached(spark, str(BUILD / "cache"))
-    contenders = [java, planners.IcebergJavaDistributed(spark), ours, tree, cached]
+    iceberg_tree = planners.SparkmetaIcebergTree(spark, iceberg_trees)
+    contenders = [java, planners.IcebergJavaDistributed(spark), ours, tree, iceberg_tree, cached]
     if run.keepers:
         contenders += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
         contenders += [planners.SparkmetaArrow(spark), planners.SparkmetaTreeArrow(spark, trees)]
+        contenders += [planners.SparkmetaIcebergTreeArrow(spark, iceberg_trees)]
     timer = Timer(spark, run.warmups, run.repeats)
     if "plan" in run.parts:
         for version, deletes in WORKLOADS:
             workload = Workload(version, deletes, run.scale)
-            with console.status(f"making the tree of {workload.name}, {workload.files:,} files"):
+            with console.status(f"making the trees of {workload.name}, {workload.files:,} files"):
                 trees[table(workload)] = tree_location(spark, workload)
+                iceberg_trees[table(workload)] = iceberg_tree_location(spark, workload)
             yield plans_of(timer, contenders, workload)
     if "small" in run.parts:
         for workload, queries in SMALL:
             trees[table(workload)] = tree_location(spark, workload)
+            iceberg_trees[table(workload)] = iceberg_tree_location(spark, workload)
             yield plans_of(timer, [planners.Pyiceberg(), *contenders], workload, queries)
     if "peer" in run.parts:
         for version, deletes in WORKLOADS[:2]:

@@ -183,6 +183,19 @@ class SparkmetaTreeArrow(SparkmetaTree, SparkmetaArrow):
     saves_opening = SparkmetaTree.name
 
 
+class SparkmetaIcebergTree(SparkmetaTree):
+    """sparkmeta on trees in the layout of the Iceberg project."""
+
+    name = "sparkmeta, Iceberg layout"
+
+
+class SparkmetaIcebergTreeArrow(SparkmetaIcebergTree, SparkmetaArrow):
+    """`arrow.plan_files()` on trees in the layout of the Iceberg project."""
+
+    name = "sparkmeta, Iceberg layout, Arrow"
+    saves_opening = SparkmetaIcebergTree.name
+
+
 class SparkmetaOpen(Sparkmeta):
     """sparkmeta on a table that stays open."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.memory import DriverMemory
     from tests.benchmarks.timing import Plan
 
-OURS = ("sparkmeta", "sparkmeta, V4 tree", "sparkmeta, manifest cache")
+OURS = ("sparkmeta", "sparkmeta, V4 tree", "sparkmeta, Iceberg layout", "sparkmeta, manifest cache")
 
 
 @dataclass
@@ -99,10 +99,8 @@ def print_plans(console: Console, plans: Sequence[Plan]) -> None:
 
 def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
     contenders = list(dict.fromkeys(plan.contender for plan in plans))
-    table = RichTable(
-        title=f"{title} (seconds, median; in brackets: times sparkmeta's | its V4 tree's | its cache's)",
-        title_justify="left",
-    )
+    brackets = "times sparkmeta's | its V4 tree's | its Iceberg layout's | its cache's"
+    table = RichTable(title=f"{title} (seconds, median; in brackets: {brackets})", title_justify="left")
     for name in ("query", "files", "deletes", *contenders):
         table.add_column(name, justify="left" if name == "query" else "right")
     rows: dict[str, dict[str, Plan]] = defaultdict(dict)

@@ -9,10 +9,11 @@ from tests.benchmarks.workload import BUILD, Workload, metadata_location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta import SnapshotUpdate, Table
+    from sparkmeta import Catalog, SnapshotUpdate, Table
 
 NAME = "bench.tree"
 
@@ -24,12 +25,12 @@ def tree_location(spark: SparkSession, workload: Workload) -> str:
     """
     import sparkmeta as sm
 
-    folder = BUILD / "trees" / f"v{workload.format_version}-{workload.deletes}-{workload.files}"
+    folder = _folder(workload)
     done = folder / "location.txt"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         source = sm.load_table(metadata_location(workload), spark=spark)
-        catalog = sm.load_catalog("bench", type="hadoop", warehouse=folder.as_uri())
+        catalog = _catalog(folder)
         table = catalog.create_table(NAME, source.schema(), partition_spec=source.spec(), format_version=4, spark=spark)
         _commit(table, lambda update: update.append(source.inspect.data_files()))
         if workload.deletes != "none":
@@ -37,6 +38,31 @@ def tree_location(spark: SparkSession, workload: Workload) -> str:
             _commit(table.refresh(), lambda update: update.row_delta(deletes=deletes))
         done.write_text(table.refresh().metadata_location)
     return done.read_text()
+
+
+def iceberg_tree_location(spark: SparkSession, workload: Workload) -> str:
+    """Return the location of the metadata JSON of the same tree, converted to the layout of the Iceberg project.
+
+    The conversion is a later version of the table. The metadata JSON before it is still that of the tree.
+    """
+    tree_location(spark, workload)
+    folder = _folder(workload)
+    done = folder / "iceberg-location.txt"
+    if not done.exists():
+        table = _catalog(folder).load_table(NAME, spark=spark)
+        table.maintenance.convert_tree("iceberg").commit()
+        done.write_text(table.refresh().metadata_location)
+    return done.read_text()
+
+
+def _folder(workload: Workload) -> Path:
+    return BUILD / "trees" / f"v{workload.format_version}-{workload.deletes}-{workload.files}"
+
+
+def _catalog(folder: Path) -> Catalog:
+    import sparkmeta as sm
+
+    return sm.load_catalog("bench", type="hadoop", warehouse=folder.as_uri())
 
 
 def _commit(table: Table, change: Callable[[SnapshotUpdate], object]) -> None:

@@ -15,7 +15,7 @@ from sparkmeta.java import java_home
 from tests.conftest import iceberg_jar
 
 ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / "bench"
+BUILD = (ROOT / "build" / "bench").resolve()
 JAVA = Path(__file__).parent / "java"
 CLASSES = BUILD / "classes"
 
