@@ -491,7 +491,7 @@ def decode(
         entries = decode_manifest(data, part_of(part), projection)
         return with_locations(entries, locations.before_version_4, part["location"])
     assert not isinstance(data, Windows)
-    if trees is not None and is_tree_manifest(data, part["location"]):
+    if trees is not None and (vectors or is_tree_manifest(data, part["location"])):
         entries = decode_tree_manifest(data, part_of(part), projection, trees, vectors=vectors)
     else:
         entries = decode_parquet_manifest(data, part_of(part), projection)

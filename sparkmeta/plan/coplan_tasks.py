@@ -93,8 +93,7 @@ def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[
         units = batch.to_pylist()
         for start in range(0, len(units), _MASKED_AT_ONCE):
             for unit in _with_masks(units[start : start + _MASKED_AT_ONCE], task):
-                join = _join_leaf if _is_leaf(unit["data"]) else _join_part
-                yield from join(task, unit["data"], partial(held.of, unit["deletes"]))
+                yield from _join_of(unit)(task, unit["data"], partial(held.of, unit["deletes"]))
 
 
 def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,6 +110,23 @@ def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[d
     for leaf in masked:
         leaf["mask"] = masks[leaf[MANIFEST]]
     return units
+
+
+def _join_of(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]:
+    data, deletes = unit["data"], unit["deletes"]
+    if not _is_leaf(data):
+        return _join_part
+    are_inside = all(each["file_format"] == VECTORS and each["location"] == data["location"] for each in deletes)
+    return _join_inside if are_inside else _join_leaf
+
+
+def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Join a leaf with the DVs in its entries, which are loaded only if the leaf has entries left."""
+    data = matching_rows(_live(task.decoder.table(leaf, task.data), leaf), task.data)
+    if len(data):
+        dvs = load()
+        places = pc.index_in(_array(data, ORDINAL), _array(dvs, ORDINAL))
+        yield from _with_dvs(task, data, dvs, places).to_batches()
 
 
 def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
@@ -236,6 +252,8 @@ def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
 
 def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
     """Raise ValidationError if a live data entry and its DV contradict each other."""
+    if places.null_count == len(places):
+        return
     matched = pc.and_(places.is_valid(), whole(is_live(data)))
     of_dvs = {name: values.take(places) for name, values in _compared(dvs).items()}
     sides = {"data": _compared(data), "dv": of_dvs | {"is_dv": matched}}

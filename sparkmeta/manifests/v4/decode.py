@@ -102,7 +102,8 @@ def tree_entries(
         if manifest.is_iceberg and part.context.snapshot_id is not None:
             _refuse_leaves(table, part.location)
         files = one_of(table, FILES)
-        table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
+        if not pc.all(files).as_py():
+            table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
     if vectors:
         table = _numbered(table, part)
     return entries_of_rows(table, ordinals, part, projection, types)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
@@ -46,6 +47,8 @@ _TRACKING, _FORMAT_VERSION, _VECTOR, _INFO, _STATS = 147, 157, 148, 150, 146
 _COLUMN_FILES = 158
 _MANIFEST_DV, _DV_CARDINALITY = 522, 523
 _STATUS, _SNAPSHOT, _DV_SNAPSHOT, _DELETED_POSITIONS, _REPLACED_POSITIONS = 0, 1, 5, 6, 7
+# Fields of `tracking` in leaves; the others are read from roots.
+_READ_TRACKING = (_STATUS, _SNAPSHOT, 3, 4, _DV_SNAPSHOT, 142)
 _VECTOR_LOCATION, _OFFSET, _SIZE, _CARDINALITY = 155, 144, 145, 156
 # Counts of replaced entries, which count as deleted ones in memory.
 _REPLACED_COUNTS = {"deleted_files_count": 520, "deleted_rows_count": 521}
@@ -94,21 +97,50 @@ def refuse_unfinished(schema: pa.Schema, location: str) -> None:
 
 
 def iceberg_paths(
-    schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]
+    schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int], *, vectors: bool = False
 ) -> list[str]:
     """Return the paths in the file of fields of the content entry, of stats and of partition fields.
 
-    Deletion vectors, versions and statistics of manifests are always read: they are small. See `read_manifest`.
+    Versions and statistics of manifests are always read: they are small. See `read_manifest`.
+
+    Args:
+        schema: the schema of the file.
+        columns: the fields of the content entry.
+        stats: the ids of the stats, and their types.
+        fields: partition field id -> id of the stats that hold its values in memory.
+        vectors: whether the entries' deletion vectors are read, instead of the entries.
     """
-    ids = {_IDS[name] for name in ("content_type", "location", *columns) if name in _IDS}
-    ids |= {_TRACKING, _VECTOR, _INFO, _COLUMN_FILES}
+    names = ("location", "partition_spec_id") if vectors else ("content_type", "location", *columns)
+    ids = {_IDS[name] for name in names if name in _IDS} | {_COLUMN_FILES, _VECTOR if vectors else _INFO}
     structs = {stats_struct_id(stats_id) for stats_id in stats}
+    wanted_children = {_STATS: structs, PARTITION_FIELD_ID: {*fields}, _TRACKING: {*_READ_TRACKING}}
     paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
         if pa.types.is_struct(field.type):
-            wanted = {_STATS: structs, PARTITION_FIELD_ID: {*fields}}.get(field_id(field) or 0, set())
+            wanted = wanted_children.get(field_id(field) or 0, set())
             paths += [f"{field.name}.{child.name}" for child in field.type if field_id(child) in wanted]
     return paths
+
+
+def lacks_vectors(file: pq.ParquetFile) -> bool:
+    """Return whether no entry of a manifest has a deletion vector, by the statistics in the footer."""
+    field = next((field for field in file.schema_arrow if field_id(field) == _VECTOR), None)
+    if field is None:
+        return True
+    if not pa.types.is_struct(field.type):
+        return False
+    # A required child is null only in null structs.
+    required = {f"{field.name}.{child.name}" for child in field.type if not child.nullable}
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    return all(any(_is_null(group.column(index), required) for index in range(group.num_columns)) for group in groups)
+
+
+def _is_null(chunk: pq.ColumnChunkMetaData, paths: Collection[str]) -> bool:
+    """Return whether a column chunk has one of the paths, and only nulls."""
+    if chunk.path_in_schema not in paths or not chunk.is_stats_set:
+        return False
+    statistics = chunk.statistics
+    return bool(statistics.has_null_count and statistics.null_count == chunk.num_values)
 
 
 def iceberg_rows(
@@ -139,7 +171,13 @@ def entries_only(rows: pa.Table, ordinals: pa.Array) -> tuple[pa.Table, pa.Array
     is_entry = pc.not_equal(status, NOT_AN_ENTRY)
     if pc.all(is_entry).as_py() is not False:
         return rows, ordinals
-    return rows.filter(is_entry), ordinals.filter(whole(is_entry))
+    # Filters of nested columns are slow, even of nulls.
+    count = whole(is_entry).true_count
+    columns = [
+        pa.nulls(count, values.type) if values.null_count == len(values) else values.filter(is_entry)
+        for values in rows.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema), ordinals.filter(whole(is_entry))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from sparkmeta.manifests.v4.iceberg_layout import (
     iceberg_paths,
     iceberg_root,
     iceberg_rows,
+    lacks_vectors,
     refuse_unfinished,
 )
 from sparkmeta.spec.entry import (
@@ -238,7 +239,8 @@ class OpenManifest:
     Attributes:
         properties: the file's key-value metadata.
         is_iceberg: whether the file has the layout of the Iceberg project.
-        vectors: whether the rows are the deletion vectors in entries of this layout, instead of the entries.
+        vectors: whether the rows are the deletion vectors in entries of this layout, instead of the entries; none if no
+            entry has a vector.
     """
 
     file: pq.ParquetFile
@@ -290,6 +292,8 @@ class OpenManifest:
         as_written: bool = False,
     ) -> pa.Table:
         """Return the entries of row groups, by default all, as `read_manifest` does."""
+        if self.vectors and lacks_vectors(self.file):
+            return tree_schema(stats).empty_table()
         table = self._columns(groups, stats, columns, fields or {})
         if self.is_iceberg:
             schema = tree_schema(stats)
@@ -330,7 +334,7 @@ class OpenManifest:
         fields: Mapping[int, int],
     ) -> pa.Table:
         """Return columns of the file, without conversion."""
-        paths = iceberg_paths if self.is_iceberg else _paths
+        paths = partial(iceberg_paths, vectors=self.vectors) if self.is_iceberg else _paths
         with _parquet_errors(self.location):
             names = None if columns is None else paths(self.file.schema_arrow, columns, stats, fields)
             if groups is None:
