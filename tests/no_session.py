@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, dict[str, Any] | None] = {
     "add_files": None,  # needs files
     "at": None,
     "committed_version": {"application": "a"},
+    "convert_tree": {"layout": "iceberg"},
     "downgrade": {"format_version": 3},
     "append": {"df": ROWS, "files": FILES},
     "as_of": {"timestamp": 4102444800000},
