@@ -59,8 +59,6 @@ from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -336,7 +334,7 @@ def rebase(
         busy: leaves that are not replaced, since the commit itself removes entries from them.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
-    versions, colocates = file_versions(base), tree_layout(state.metadata) == ICEBERG
+    versions = file_versions(base)
     fitting: list[Rewritten] = []
     moved: set[FileKey] = set()
     removed_ordinals: dict[str, PositionBitmap] = {}
@@ -355,7 +353,7 @@ def rebase(
             leaf: newly_masked for leaf, (newly_masked, _) in changes.items() if newly_masked.cardinality
         }
         missing = {key for key, sequence in group.files.items() if versions.get(key) != sequence}
-        if colocates and group.files:
+        if base.is_iceberg and group.files:
             missing |= _with_other_vectors(base, group, missing)
         moved |= group.files.keys() - missing
         lost_files += missing

@@ -19,7 +19,11 @@ METHODS = {name: method for name, method in vars(Maintenance).items() if hasattr
 
 def test_each_operation_is_a_command_and_a_job() -> None:
     assert METHODS.keys() - {"health", "upgrade"} == OPERATIONS.keys()
-    assert (METHODS.keys() - {"health"}) | {"check"} == {job.name for job in JOBS}
+    assert (METHODS.keys() - {"health", "convert_tree"}) | {"check"} == {job.name for job in JOBS}
+
+
+# Options that are arguments without a default, or with one that the help names.
+REQUIRED = ("format_version", "layout")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -30,8 +34,8 @@ def test_methods_and_help_describe_the_options(name: str) -> None:
     assert sorted(parameters) == sorted(["self", *names])
     assert {parameter.name: parameter.default for parameter in parameters.values()} == {
         "self": inspect.Parameter.empty,
-        **{field.name: field.default for field in fields(method.options) if field.name != "format_version"},
-        **({"format_version": inspect.Parameter.empty} if "format_version" in names else {}),
+        **{field.name: field.default for field in fields(method.options) if field.name not in REQUIRED},
+        **{name: inspect.Parameter.empty for name in names if name in REQUIRED},
     }
     described = method.__doc__.partition("\n\nArgs:\n")[2].partition("\n\nRaises:")[0]
     command = {"compact_manifests": "compact"}.get(name, name.replace("_", "-"))

@@ -78,12 +78,17 @@ def test_the_documents_example() -> None:
     assert metadata.spec() == parse(example()).spec()
 
 
+def v4_with_lists() -> dict[str, Any]:
+    """Return metadata of version 4 without a tree, as Iceberg 1.12.0 writes it."""
+    return {key: value for key, value in v3().items() if key != "location"} | {"format-version": 4}
+
+
 CHANGED = {"format-version", "last-column-id", "partition-specs", "expressions", "tree-layout-revision"}
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_all_else_stays(version: int) -> None:
-    before = VERSIONS[version]()
+    before = {2: v2, 3: v3, 4: v4_with_lists}[version]()
     metadata, after = upgraded(before)
     assert isinstance(metadata, TableMetadataV4)
     assert (after["format-version"], after["tree-layout-revision"]) == (4, 2)
@@ -100,7 +105,7 @@ def test_all_else_stays(version: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("make", [v2, v3, v4])
+@pytest.mark.parametrize("make", [v2, v3, v4_with_lists])
 def test_every_spec_has_expressions(make: Callable[[], dict[str, Any]]) -> None:
     document = make()
     older = {"name": "b", "transform": "bucket[16]", "source-id": 1, "field-id": 1000}
