@@ -88,7 +88,7 @@ class Rewritten:
         leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
         first_row_ids: location of a replaced leaf -> its first row id, which determines the row ids of its entries.
         files: the replaced files of the root, with their file sequence numbers.
-        vectors: those of `files` that are deletion vectors in the entries of data files -> the data file.
+        vectors: deletion vectors among `files` that go into the entry of their data file -> the data file.
         new_leaves: the root's entries for the new leaves.
     """
 

@@ -38,7 +38,7 @@ from sparkmeta.commit.leaves import (
     write_few_leaves,
 )
 from sparkmeta.commit.lists import manifest_format
-from sparkmeta.commit.moved_files import write_moved
+from sparkmeta.commit.moved_files import VECTOR_PATH, vector_columns, write_moved
 from sparkmeta.commit.new_files import (
     ListedFiles,
     NewFiles,
@@ -71,7 +71,6 @@ from sparkmeta.errors import CommitConflictError, ValidationError, translated_er
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.sorted_manifests import SortedManifests, file_count, key_schema, range_count
-from sparkmeta.manifests.v4.colocated import VECTOR
 from sparkmeta.manifests.v4.iceberg_layout import vector_leaves
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
@@ -288,7 +287,7 @@ class FileWriter:
         return added.plus(self._in_leaves(self._written(others), allowed))
 
     def _moved(self, vectors: Relation, targets: Relation, allowed: Collection[int]) -> NewFiles:
-        """Write data files with new deletion vectors to leaves. Those of the root's own files go into the root.
+        """Write data files with new deletion vectors to leaves. Vectors of the root's own files go into the root.
 
         Args:
             vectors: entries of deletion vectors.
@@ -309,7 +308,8 @@ class FileWriter:
         in_root = sql.col(MANIFEST).isin(root_manifests(state).column(MANIFEST).to_pylist())
         of_root = collected(matching(vectors, where(targets, in_root), {"referenced_file": "data_path"}))
         direct = self._direct(of_root.cast(self.form.schema).combine_chunks(), allowed)
-        beside_targets = beside(self._values(vectors), where(targets, ~in_root), "vector_path", "data_path")
+        new_vectors = select(vectors, vector_columns(Status.ADDED, sql.lit(self.snapshot_id).cast("bigint")))
+        beside_targets = beside(new_vectors, where(targets, ~in_root), VECTOR_PATH, "data_path")
         placed = where(beside_targets, sql.col(MANIFEST).isNotNull())
         leaves = write_moved(state, computed(placed), self.form)
         if not len(leaves):
@@ -321,19 +321,6 @@ class FileWriter:
         else:
             counts = _counts_of_leaves(state, vector_manifests)
         return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=Tally(counts, None)))
-
-    def _values(self, vectors: Relation) -> Relation:
-        """Return deletion vectors as values of the column `vector`, with the path of their data file."""
-        columns = {
-            "status": sql.lit(int(Status.ADDED)),
-            "snapshot_id": sql.lit(self.snapshot_id).cast("bigint"),
-            "location": sql.col("location"),
-            "offset": sql.col("deletion_vector.offset"),
-            "size_in_bytes": sql.col("deletion_vector.size_in_bytes"),
-            "record_count": sql.col("record_count"),
-        }
-        vector = sql.struct(*(value.alias(name) for name, value in columns.items()))
-        return select(vectors, [sql.col("referenced_file").alias("vector_path"), vector.alias(VECTOR)])
 
     def _may_own(self, manifests: pa.Table) -> pa.Array:
         assert self.state.tree is not None

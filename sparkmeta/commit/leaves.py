@@ -240,12 +240,12 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     """
     if base is None:
         return Flush()
-    form = leaf_format(state, name, options.leaf_target_bytes)
+    colocates = tree_layout(state.metadata) == ICEBERG
     live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
-    staying = change.removed if form.iceberg is None else change.removed | changed_vectors(base, change)
+    staying = change.removed | changed_vectors(base, change) if colocates else change.removed
     carried = live.filter(pa.array([key not in staying for key in file_keys(live)], pa.bool_()))
     vectors = carried.slice(0, 0)
-    if form.iceberg is not None:
+    if colocates:
         is_vector = one_of(carried, [ContentType.POSITION_DELETES])
         carried, vectors = carried.filter(pc.invert(is_vector)), carried.filter(is_vector)
     data = one_of(carried, [ContentType.DATA])
@@ -264,8 +264,9 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     moved = pa.concat_tables([rows, vectors])
     versions = dict(zip(file_keys(moved), version(moved, "file_sequence_number").to_pylist(), strict=True))
     keys = ["content_type", "partition_spec_id", *partition_columns(state), "location"]
-    entries = existing(rows) if form.iceberg is None else with_vectors(existing(rows), existing(vectors))
-    return Flush(versions, write_few_leaves(entries, keys, form), form.iceberg is not None)
+    entries = with_vectors(existing(rows), existing(vectors)) if colocates else existing(rows)
+    form = leaf_format(state, name, options.leaf_target_bytes)
+    return Flush(versions, write_few_leaves(entries, keys, form), colocates)
 
 
 def existing(rows: pa.Table) -> pa.Table:

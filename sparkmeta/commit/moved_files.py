@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.commit.compaction_tasks import physical_entries
-from sparkmeta.commit.next_root import restamped
+from sparkmeta.commit.next_root import restamped, union_of_masks
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.entries.records import PART_SCHEMA, whole_manifests
+from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import from_stream, to_stream, whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import combined, task_rows
 from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE
-from sparkmeta.manifests.v4.write import LEAF_SCHEMA, encode_leaf, leaf_count, pieces, put_behind
+from sparkmeta.manifests.v4.write import LEAF_SCHEMA, encode_leaf, leaf_count, pieces, put_behind, written_rows
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
 from sparkmeta.snapshot.search import rows_by_manifest
 from sparkmeta.snapshot.state import task_reader
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.next_root import TreeChange
     from sparkmeta.commit.removed_files import Removal
+    from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.manifests.v4.write import LeafFormat
     from sparkmeta.snapshot.state import TableState
@@ -90,7 +92,7 @@ class Moving:
             yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=LEAF_SCHEMA)
 
     def _pieces(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the entries of leaves to write: those of one spec together, and those of new leaves apart."""
+        """Yield the entries of leaves to write: entries of one spec together, and of new leaves apart."""
         open_pieces: dict[tuple[int, bool], list[pa.Table]] = {}
         sizes: dict[tuple[int, bool], float] = {}
         for unit in task_rows(units):
@@ -194,12 +196,12 @@ def write_moved(state: TableState, placed: pa.Table | DataFrame, form: LeafForma
         units = _units(state, chosen, by_manifest)
         if state.access.driver_opens(len(units), MOST_REQUESTS):
             moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
-            return _leaves_of(map_on_driver(units, moving.write, LEAF_SCHEMA, runs=True), form)
+            return written_rows(map_on_driver(units, moving.write, LEAF_SCHEMA, runs=True), form)
         frame = local_frame(state.spark, units)
     else:
         frame = _units_of(state, placed)
     moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
-    return _leaves_of(map_arrow(frame, moving.write, LEAF_SCHEMA).toArrow(), form)
+    return written_rows(map_arrow(frame, moving.write, LEAF_SCHEMA).toArrow(), form)
 
 
 def _chosen(rows: pa.Table) -> pa.Table:
@@ -226,9 +228,27 @@ def _as_unit(rows: pa.Table) -> pa.Table:
     )
 
 
-def _leaves_of(written: pa.Table, form: LeafFormat) -> pa.Table:
-    rows = [from_stream(stream) for stream in written.column("leaf").to_pylist()]
-    return pa.concat_tables([form.schema.empty_table(), *rows])
+VECTOR_PATH = "vector_path"
+"""The path of the data file of a deletion vector, beside the column `vector`."""
+
+
+def vector_columns(status: Status, snapshot_id: Sql) -> list[Aliased]:
+    """Return expressions of `vector` and `VECTOR_PATH` over entries of deletion vectors.
+
+    Args:
+        status: the status of the vectors.
+        snapshot_id: the snapshot that has added them.
+    """
+    fields = {
+        "status": sql.lit(int(status)),
+        "snapshot_id": snapshot_id,
+        "location": sql.col("location"),
+        "offset": sql.col("deletion_vector.offset"),
+        "size_in_bytes": sql.col("deletion_vector.size_in_bytes"),
+        "record_count": sql.col("record_count"),
+    }
+    vector = sql.struct(*(value.alias(name) for name, value in fields.items()))
+    return [sql.col("referenced_file").alias(VECTOR_PATH), vector.alias(VECTOR)]
 
 
 # -- The moves of a commit --------------------------------------------------------------------------------------------
@@ -243,16 +263,9 @@ def with_moves(change: TreeChange, state: TableState, removal: Removal, form: Le
         removal: the removed files and vectors, and the files that get vectors.
         form: the format of the table's leaves.
     """
-    replaced = _without(_union(removal.vectors, removal.gaining), removal.masks)
+    replaced = _without(union_of_masks(removal.vectors, removal.gaining), removal.masks)
     rows = moved_rows(state, _without(replaced, removal.rewritten), form)
-    return replace(change, masks=_union(removal.masks, replaced), replaced=replaced, moved_out=rows)
-
-
-def _union(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:
-    union = dict(masks)
-    for leaf, bitmap in others.items():
-        union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
-    return union
+    return replace(change, masks=union_of_masks(removal.masks, replaced), replaced=replaced, moved_out=rows)
 
 
 def _without(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:

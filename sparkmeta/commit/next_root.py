@@ -83,6 +83,16 @@ class TreeChange:
     replaced: Mapping[str, PositionBitmap] = field(default_factory=dict)
 
 
+def union_of_masks(
+    masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]
+) -> dict[str, PositionBitmap]:
+    """Return the ordinals of both by leaf."""
+    union = dict(masks)
+    for leaf, bitmap in others.items():
+        union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
+    return union
+
+
 @dataclass(frozen=True)
 class NextRoot:
     """The root after a commit, and the number of row ids that the commit assigned."""

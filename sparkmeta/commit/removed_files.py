@@ -20,7 +20,7 @@ from sparkmeta.commit.new_files import (
     replaces_everything,
     rows_of,
 )
-from sparkmeta.commit.next_root import FileKey
+from sparkmeta.commit.next_root import FileKey, union_of_masks
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.entries import relation
 from sparkmeta.entries.live import is_kind
@@ -140,7 +140,12 @@ class Removal:
     def plus(self, other: Removal) -> Removal:
         """Return the union with another removal. Raises ValidationError for an entry that is in both."""
         names = ("masks", "vectors", "gaining", "rewritten")
-        masks, *others = (_union(getattr(self, name), getattr(other, name)) for name in names)
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        for ours, theirs in pairs:
+            for leaf in ours.keys() & theirs.keys():
+                if ours[leaf].intersects(theirs[leaf]):
+                    raise ValidationError(f"{leaf}: a file is removed twice in one commit")
+        masks, *others = (union_of_masks(*pair) for pair in pairs)
         for key in self.keys & other.keys:
             raise ValidationError(f"{key.location} is removed twice in one commit")
         return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally), *others)
@@ -152,16 +157,6 @@ class Removal:
             for manifest, (location, are_vectors) in _leaves(state).items()
         }
         return {manifest: bitmap for manifest, bitmap in removed.items() if bitmap is not None}
-
-
-def _union(masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]) -> dict[str, PositionBitmap]:
-    """Return the ordinals of both by leaf. Raises ValidationError for an ordinal that is in both."""
-    union = dict(masks)
-    for leaf, bitmap in others.items():
-        if leaf in union and union[leaf].intersects(bitmap):
-            raise ValidationError(f"{leaf}: a file is removed twice in one commit")
-        union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
-    return union
 
 
 def without(entries: Relation, removal: Removal, state: TableState) -> Relation:

@@ -27,6 +27,7 @@ from sparkmeta.entries.live import may_be_live
 from sparkmeta.manifests.v4.root import in_files, same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, tree_layout
+from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from sparkmeta.commit.compaction_job import Rewritten
@@ -309,10 +310,9 @@ class TreeWriter:
         state, base, options = self.state, self._base, self._options
         leaves = self._still_affiliated(added.leaves, removal)
         change = TreeChange(added.rows, leaves, removal.keys, removal.masks, existing=added.moved)
-        form = self._form
-        if form.iceberg is not None:
+        if tree_layout(state.metadata) == ICEBERG:
             new_leaves = None if leaves is None else in_files(leaves)
-            change = with_moves(replace(change, added_leaves=new_leaves), state, removal, form)
+            change = with_moves(replace(change, added_leaves=new_leaves), state, removal, self._form)
         if self.flush is None or not self.flush.fits(base.root, change):
             self.flush = flush_of(base.root, change, state, options, self.names.file("flush"))
         flush = self.flush

@@ -244,16 +244,26 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     replaced = removal_of(without(deletes, removal, state), state)
     if tree_layout(state.metadata) != ICEBERG:
         return replaced
-    gaining = matching(live, dvs, {"location": "referenced_file"})
-    return replace(replaced, gaining=removal_of(gaining, state).masks, rewritten=_rewritten(state, added, gaining))
+    targets = matching(live, dvs, {"location": "referenced_file"})
+    gaining = removal_of(targets, state).masks
+    return replace(replaced, gaining=gaining, rewritten=_rewritten(state, added, targets, gaining))
 
 
-def _rewritten(state: TableState, added: NewFiles, gaining: Relation) -> Mapping[str, PositionBitmap]:
-    """Return the data files that the commit has written to leaves with their deletion vectors, by their old leaf."""
+def _rewritten(
+    state: TableState, added: NewFiles, targets: Relation, gaining: Mapping[str, PositionBitmap]
+) -> Mapping[str, PositionBitmap]:
+    """Return the part of `gaining` that the commit has written to leaves with the deletion vectors.
+
+    Args:
+        state: the table.
+        added: the new files.
+        targets: the data files that get deletion vectors.
+        gaining: the ordinals of the targets by leaf.
+    """
     if added.moved is None:
         return {}
     of_rows = [] if added.rows is None else added.rows.column("referenced_file").drop_null().to_pylist()
-    return removal_of(where(gaining, ~sql.col("location").isin(of_rows)) if of_rows else gaining, state).masks
+    return removal_of(where(targets, ~sql.col("location").isin(of_rows)), state).masks if of_rows else gaining
 
 
 def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:

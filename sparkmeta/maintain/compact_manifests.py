@@ -54,13 +54,14 @@ PLANNED = pa.schema(
 )
 """The columns of `CompactionPlan.to_df`."""
 
-_CONTENTS = {
+CONTENT_NAMES = {
     ContentType.DATA: "data file",
     ContentType.POSITION_DELETES: "delete file",
     ContentType.EQUALITY_DELETES: "delete file",
     ContentType.DATA_MANIFEST: "data leaf",
     ContentType.DELETE_MANIFEST: "delete leaf",
 }
+"""The content of leaves and files of a root in the rows of plans."""
 
 _ROOT_COLUMNS = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
 
@@ -290,7 +291,7 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
                 overlaps = self._overlaps.get(ordinal)
                 rows.append(
                     {
-                        "content": _CONTENTS[ContentType(row["content_type"])],
+                        "content": CONTENT_NAMES[ContentType(row["content_type"])],
                         "file_path": row["location"],
                         "spec_id": row["partition_spec_id"],
                         "reasons": [str(reason) for reason in reasons],

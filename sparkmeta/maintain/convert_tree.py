@@ -28,15 +28,20 @@ from sparkmeta.commit.leaves import (
     with_owners,
     write_affiliated,
 )
+from sparkmeta.commit.moved_files import VECTOR_PATH, vector_columns
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, with_root
 from sparkmeta.commit.next_root import TreeChange, file_keys
+from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.relation import select, where
 from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.expr import sql
+from sparkmeta.maintain.compact_manifests import CONTENT_NAMES
 from sparkmeta.maintain.plans import PlanSummary, RewriteStep, TablePlan
 from sparkmeta.manifests.v4.colocated import VECTOR
 from sparkmeta.manifests.v4.convert import conversion_projection, converted
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
-from sparkmeta.manifests.v4.root import FILES, in_files
+from sparkmeta.manifests.v4.root import FILES, LEAVES, in_files
 from sparkmeta.manifests.v4.root import one_of as has_kind
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.manifests.v4.write import leaf_count, write_leaves
@@ -69,14 +74,6 @@ PLANNED = pa.schema(
 )
 """The columns of `ConversionPlan.to_df`."""
 
-_CONTENTS = {
-    ContentType.DATA: "data file",
-    ContentType.POSITION_DELETES: "delete file",
-    ContentType.EQUALITY_DELETES: "delete file",
-    ContentType.DATA_MANIFEST: "data leaf",
-    ContentType.DELETE_MANIFEST: "delete leaf",
-}
-
 
 @dataclass(frozen=True)
 class ConversionSummary(PlanSummary):
@@ -97,11 +94,6 @@ class ConversionSummary(PlanSummary):
     files: int
     earlier_snapshots: int
     tags: tuple[str, ...]
-
-    @property
-    def is_empty(self) -> bool:
-        """See `PlanSummary.is_empty`."""
-        return False
 
     def __str__(self) -> str:
         branches = ", ".join(self.branches) or "no branch has a snapshot"
@@ -169,9 +161,9 @@ class ConversionPlan(TablePlan[TableT]):
         rows = [
             {
                 "branch": branch,
-                "content": _CONTENTS[ContentType(row["content_type"])],
+                "content": CONTENT_NAMES[ContentType(row["content_type"])],
                 "file_path": row["location"],
-                "entries": row["record_count"] if row["content_type"] in _LEAF_KINDS else 1,
+                "entries": row["record_count"] if row["content_type"] in LEAVES else 1,
                 "file_size_in_bytes": row["file_size_in_bytes"],
             }
             for branch, head in self._heads.items()
@@ -192,7 +184,6 @@ class ConversionPlan(TablePlan[TableT]):
         return changed.model_copy(update={"last_updated_ms": max(int(time.time() * 1000), changed.last_updated_ms)})
 
 
-_LEAF_KINDS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 _ROW_COLUMNS = ["content_type", "location", "record_count", "file_size_in_bytes"]
 
 
@@ -213,7 +204,7 @@ def _converted_rows(head: TableState) -> pa.Table:
     root = head.tree.root
     leaves = in_files(head.manifests)
     in_layout_of_root = leaves.filter(head.tree.has_layout_of_root(leaves)).column(MANIFEST)
-    rows = in_files(root.of([*_LEAF_KINDS, *FILES]))
+    rows = in_files(root.of([*LEAVES, *FILES]))
     ordinals = pc.is_in(rows.column("ordinal"), in_layout_of_root.combine_chunks().cast(pa.int64()))
     return rows.filter(pc.or_(ordinals, has_kind(rows, FILES)))
 
@@ -242,9 +233,9 @@ class _ConversionStep(RewriteStep):
         is_file = has_kind(rows, FILES)
         replaced = frozenset(rows.filter(pc.invert(is_file)).column("location").to_pylist())
         change = TreeChange(dropped=replaced, moved=frozenset(file_keys(rows.filter(is_file))), existing=new_leaves)
-        kept = len(in_files(base.root.leaves)) - len(replaced)
+        unchanged = len(in_files(base.root.leaves)) - len(replaced)
         counts = LeafCounts(
-            len(new_leaves), kept, len(replaced), pc.sum(new_leaves.column("record_count")).as_py() or 0
+            len(new_leaves), unchanged, len(replaced), pc.sum(new_leaves.column("record_count")).as_py() or 0
         )
         return NewSnapshot(state, base, self.branch, self.names).commit(change, self.summary(head, counts))
 
@@ -269,7 +260,7 @@ class _Conversion:
             data_leaves = self._written(data)
             return pa.concat_tables([data_leaves, *self._deletes_beside(data_leaves)])
         schema = spark_schema(self._job.rewriting([]).schema)
-        with_vectors = data.drop(VECTOR).join(self._vectors, F.col("location") == F.col("vector_path"), "left")
+        with_vectors = data.drop(VECTOR).join(self._vectors, F.col("location") == F.col(VECTOR_PATH), "left")
         parts = [with_vectors.select(*schema.names)]
         if self._rows_of(ContentType.DELETE_MANIFEST, ContentType.EQUALITY_DELETES):
             deletes = self._entries(ContentType.DELETE_MANIFEST, ContentType.EQUALITY_DELETES)
@@ -283,9 +274,12 @@ class _Conversion:
         scope = scope_of(self.state, root, CompactionOptions(max_root_files=None))
         return RewriteJob(self.state, scope, task_reader(self.state), self.name)
 
+    @cached_property
+    def _rows(self) -> pa.Table:
+        return _converted_rows(self.state)
+
     def _rows_of(self, *kinds: ContentType) -> list[int]:
-        rows = _converted_rows(self.state)
-        ordinals: list[int] = rows.filter(has_kind(rows, kinds)).column("ordinal").to_pylist()
+        ordinals: list[int] = self._rows.filter(has_kind(self._rows, kinds)).column("ordinal").to_pylist()
         return ordinals
 
     def _entries(self, leaves: ContentType, files: ContentType) -> DataFrame:
@@ -307,16 +301,8 @@ class _Conversion:
             ("content_type", "location", "version_info", "deletion_vector", "record_count", "referenced_file")
         )
         entries = self.state.live_entries(self._deletes, projection)
-        values = F.struct(
-            F.lit(int(Status.EXISTING)).alias("status"),
-            F.col("version_info.snapshot_id").alias("snapshot_id"),
-            "location",
-            F.col("deletion_vector.offset").alias("offset"),
-            F.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
-            "record_count",
-        )
-        vectors = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-        return vectors.select(F.col("referenced_file").alias("vector_path"), values.alias(VECTOR))
+        vectors = where(entries, is_kind(ContentType.POSITION_DELETES))
+        return select(vectors, vector_columns(Status.EXISTING, sql.col("version_info.snapshot_id")))
 
     def _deletes_beside(self, data_leaves: pa.Table) -> Iterator[pa.Table]:
         """Write deletes to leaves, affiliated with the new data leaf of their data files if there are many."""
@@ -353,7 +339,7 @@ class _Conversion:
         form = self._job.form
         materialized = materialize(entries)
         count = materialized.count()
-        size = int(count * self._job.entry_bytes(self._rows_of(*_LEAF_KINDS)))
+        size = int(count * self._job.entry_bytes(self._rows_of(*LEAVES)))
         if not count:
             return form.schema.empty_table()
         keys = ["content_type", "partition_spec_id", *partition_columns(self.state), "location"]

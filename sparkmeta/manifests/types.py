@@ -21,7 +21,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
-    has_expression,
+    expression_of,
     has_unknown_values,
     partition_type,
     source_type,
@@ -328,9 +328,10 @@ class TableTypes:
         are then stats with the negative id of the field.
         """
         is_keyed = isinstance(field.transform, IdentityTransform | VoidTransform)
-        if is_keyed or tree_layout(self.metadata) == PROPOSAL or has_expression(self._expressions, spec, field):
+        if is_keyed or tree_layout(self.metadata) == PROPOSAL:
             return stats_field_id(self._expressions, spec, field)
-        return -field.field_id
+        expression = expression_of(self._expressions, spec, field)
+        return -field.field_id if expression is None else expression.expr_id
 
     def has_tuples_of(self, earlier: TableTypes) -> bool:
         """Return whether trees hold the partitions of an earlier state's specs as stats with the same ids.

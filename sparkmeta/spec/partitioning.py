@@ -502,21 +502,21 @@ def stats_field_id(
         return None
     if isinstance(partition_field.transform, IdentityTransform):
         return partition_field.source_id
-    for field, key in zip(spec.fields, spec_keys(spec), strict=True):
-        if field == partition_field and (expression := expressions_by_key(expressions).get(key)) is not None:
-            return expression.expr_id
+    if (expression := expression_of(expressions, spec, partition_field)) is not None:
+        return expression.expr_id
     raise ValidationError(
         f"partition field {partition_field.field_id} ({partition_field.name}) of spec {spec.spec_id}: "
         "the table's metadata has no expression for it"
     )
 
 
-def has_expression(expressions: Iterable[Expression], spec: PartitionSpec, partition_field: PartitionField) -> bool:
-    """Return whether there is an expression for a field of a spec."""
-    keys = expressions_by_key(expressions)
-    return any(
-        field == partition_field and key in keys for field, key in zip(spec.fields, spec_keys(spec), strict=True)
-    )
+def expression_of(
+    expressions: Iterable[Expression], spec: PartitionSpec, partition_field: PartitionField
+) -> Expression | None:
+    """Return the expression for a field of a spec; None if there is none, or the field is not in the spec."""
+    by_key = expressions_by_key(expressions)
+    keys = (key for field, key in zip(spec.fields, spec_keys(spec), strict=True) if field == partition_field)
+    return next((by_key[key] for key in keys if key in by_key), None)
 
 
 def _resolved(entry: JsonNode, by_id: Mapping[int, Expression]) -> dict[str, Any]:

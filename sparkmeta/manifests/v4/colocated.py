@@ -17,7 +17,7 @@ from sparkmeta.spec.entry import Status
 from sparkmeta.spec.locations import Locations
 
 VECTOR: Final = "vector"
-"""A column in addition to those of `tree_schema`: the deletion vector in the entry of a data file."""
+"""A column in addition to `tree_schema`: the deletion vector in the entry of a data file."""
 
 VECTOR_TYPE: Final = pa.struct(
     [

@@ -30,7 +30,7 @@ from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.deletion_vectors import mask_flags
 from sparkmeta.manifests.v4.colocated import VECTOR, as_existing
-from sparkmeta.manifests.v4.fields import with_version
+from sparkmeta.manifests.v4.fields import partition_value, with_version
 from sparkmeta.manifests.v4.iceberg_layout import NOT_AN_ENTRY, VECTORS, entries_only
 from sparkmeta.manifests.v4.layout import (
     OpenManifest,
@@ -253,11 +253,7 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
     if pc.any(pc.and_(of_spec, stats.is_null())).as_py():
         problem = "the field is required: a partition value is derived from it"
         raise CorruptFileError(location, f"{CONTENT_STATS}.{source}", None, problem)
-    lower = pc.struct_field(stats, "lower_bound")
-    if not pa.types.is_floating(lower.type):
-        return lower
-    nan = pc.and_(lower.is_null(), pc.fill_null(pc.greater(pc.struct_field(stats, "nan_value_count"), 0), False))
-    return pc.if_else(nan, pa.scalar(float("nan"), lower.type), lower)
+    return partition_value(stats)
 
 
 # -- Find entries by the values of a column ---------------------------------------------------------------------------

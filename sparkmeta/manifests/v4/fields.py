@@ -172,6 +172,15 @@ def _of_source(
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(is_known))
 
 
+def partition_value(stats: pa.StructArray) -> pa.Array:
+    """Return the partition value that stats of `tree_schema` hold: the lower bound, or NaN if there are only NaNs."""
+    lower = pc.struct_field(stats, ["lower_bound"])
+    if not pa.types.is_floating(lower.type):
+        return lower
+    is_nan = pc.and_(lower.is_null(), pc.fill_null(pc.greater(pc.struct_field(stats, ["nan_value_count"]), 0), False))
+    return pc.if_else(is_nan, pa.scalar(float("nan"), lower.type), lower)
+
+
 def cast_field(values: pa.Array, kind: pa.DataType, name: str, location: str, type_name: str = "") -> pa.Array:
     """Return values of a file as the type to which they may be promoted.
 

@@ -21,8 +21,10 @@ from sparkmeta.expr.arrays import indices_where, whole, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE, with_vectors
-from sparkmeta.manifests.v4.iceberg_layout import VECTORS, Change
+from sparkmeta.manifests.v4.fields import partition_value
+from sparkmeta.manifests.v4.iceberg_layout import Change
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, FORMAT_VERSION_KEY, ROOT, TreeTypes, file_stats
+from sparkmeta.manifests.v4.root import LEAVES, MANIFEST_DVS, in_files, one_of
 from sparkmeta.manifests.v4.tree_manifests import UPGRADED_KEY
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import BOUNDS, PARTITION_FIELD_ID, ContentType, Status
@@ -43,9 +45,13 @@ def write_iceberg_leaf(rows: pa.Table, types: TreeTypes) -> bytes:
 
 def _leaf_statuses(status: Any, vectors: pa.StructArray) -> pa.Array:
     """Return the statuses in a file of entries, which are MODIFIED if only their deletion vectors are new."""
-    vector_is_new = pc.fill_null(pc.equal(pc.struct_field(vectors, "status"), int(Status.ADDED)), False)
-    is_modified = pc.and_(pc.equal(whole(status), int(Status.EXISTING)), vector_is_new)
+    is_modified = pc.and_(pc.equal(whole(status), int(Status.EXISTING)), _are_new(vectors))
     return pc.if_else(is_modified, pa.scalar(int(Change.MODIFIED), pa.int32()), whole(status))
+
+
+def _are_new(vectors: pa.StructArray) -> pa.Array:
+    """Return whether each deletion vector, a value of the column `vector`, is ADDED; false for none."""
+    return pc.fill_null(pc.equal(pc.struct_field(vectors, "status"), int(Status.ADDED)), False)
 
 
 # -- Roots ------------------------------------------------------------------------------------------------------------
@@ -107,15 +113,10 @@ def write_iceberg_root(
     Raises:
         ValidationError: a manifest has more entries than its deletion vector can mask.
     """
-    content = table.column("content_type")
-    is_leaf = pc.and_(
-        pc.is_in(content, _kinds(ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)),
-        pc.not_equal(table.column("file_format"), VECTORS),
-    )
-    leaves = _with_first_row_ids(table.filter(is_leaf), stamp.first_row_id)
-    masks = table.filter(pc.is_in(content, _kinds(ContentType.MANIFEST_DELETION_VECTOR)))
-    files = table.filter(pc.is_in(content, _kinds(ContentType.DATA, ContentType.EQUALITY_DELETES)))
-    vectors = table.filter(pc.is_in(content, _kinds(ContentType.POSITION_DELETES)))
+    leaves = _with_first_row_ids(in_files(table.filter(one_of(table, LEAVES))), stamp.first_row_id)
+    masks = table.filter(one_of(table, MANIFEST_DVS))
+    files = table.filter(one_of(table, (ContentType.DATA, ContentType.EQUALITY_DELETES)))
+    vectors = table.filter(one_of(table, (ContentType.POSITION_DELETES,)))
     parts = [_leaf_rows(leaves, masks, moves, stamp.snapshot_id), *_file_rows(files, vectors, moves)]
     rows = _Rows(*(_joined(values) for values in zip(*parts, strict=True)))
     written = _file_table(rows, types, in_root=True, upgraded=int(properties.get(UPGRADED_KEY, -1)))
@@ -156,10 +157,6 @@ def _joined(parts: Sequence[Any]) -> Any:
     return pa.concat_tables(parts).combine_chunks() if isinstance(parts[0], pa.Table) else pa.concat_arrays(parts)
 
 
-def _kinds(*kinds: ContentType) -> pa.Array:
-    return pa.array([int(kind) for kind in kinds], pa.int32())
-
-
 def _with_first_row_ids(leaves: pa.Table, first_row_id: int) -> pa.Table:
     """Return leaves with a first row id for each data leaf: without it, readers ignore the ids of its entries."""
     is_data = pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))
@@ -178,9 +175,8 @@ def _file_rows(files: pa.Table, vectors: pa.Table, moves: Moves) -> list[_Rows]:
     )
     status = whole(pc.struct_field(files.column("version_info"), "status"))
     is_deleted = pc.equal(status, int(Status.DELETED))
-    vector_is_new = pc.fill_null(pc.equal(pc.struct_field(new_vectors, "status"), int(Status.ADDED)), False)
     is_moved = pc.is_in(whole(files.column("location")), pa.array(sorted(moves.files), pa.string()))
-    has_change = pc.or_(pc.or_(vector_is_new, old_vectors.is_valid()), is_moved)
+    has_change = pc.or_(pc.or_(_are_new(new_vectors), old_vectors.is_valid()), is_moved)
     is_changed = pc.and_(pc.equal(status, int(Status.EXISTING)), has_change)
     statuses = pc.if_else(is_changed, pa.scalar(int(Change.MODIFIED), pa.int32()), status)
     current = _Rows.of(files, statuses, pc.if_else(is_deleted, old_vectors, new_vectors))
@@ -368,18 +364,15 @@ def _format_versions(rows: pa.Table, formats: pa.Array, upgraded: int) -> pa.Arr
         formats: their file formats.
         upgraded: the last sequence number before the upgrade to a tree; -1 for none.
     """
-    is_leaf = pc.is_in(whole(rows.column("content_type")), _kinds(*_LEAVES))
+    is_leaf = whole(one_of(rows, LEAVES))
     numbers = pc.struct_field(whole(rows.column("version_info")), "sequence_number")
     is_old = pc.and_(is_leaf, pc.or_(pc.equal(formats, "AVRO"), pc.fill_null(pc.less_equal(numbers, upgraded), False)))
     return pc.if_else(is_old, pa.scalar(0, pa.int32()), pa.scalar(4, pa.int32()))
 
 
-_LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-
-
 def _manifest_info(rows: pa.Table, masks: pa.StructArray) -> pa.StructArray:
     stats = whole(rows.column("manifest_stats"))
-    is_leaf = whole(pc.is_in(rows.column("content_type"), _kinds(*_LEAVES)))
+    is_leaf = whole(one_of(rows, LEAVES))
     by_name = {child.name: values for child, values in zip(stats.type, stats.flatten(), strict=True)}
     sequence = pc.struct_field(whole(rows.column("version_info")), "sequence_number")
     by_name["min_sequence_number"] = pc.coalesce(by_name["min_sequence_number"], sequence)
@@ -401,7 +394,7 @@ def _partition(rows: pa.Table, content: pa.StructArray, types: TreeTypes) -> pa.
         return None
     children, fields, used = [], [], set[str]()
     specs = whole(rows.column("partition_spec_id"))
-    is_leaf = whole(pc.is_in(rows.column("content_type"), _kinds(*_LEAVES)))
+    is_leaf = whole(one_of(rows, LEAVES))
     for number, kind in sorted(kinds.items()):
         arrow = bound_arrow_type(kind)
         values = pa.nulls(len(rows), arrow)
@@ -425,15 +418,6 @@ def _in_file(values: pa.Array, type_name: str) -> pa.Array:
     if type_name.startswith("fixed"):
         return values.cast(pa.binary(int(type_name[len("fixed[") : -1])))
     return values
-
-
-def partition_value(stats: pa.StructArray) -> pa.Array:
-    """Return the partition value that stats of `tree_schema` hold: the lower bound, or NaN if there are only NaNs."""
-    lower = pc.struct_field(stats, ["lower_bound"])
-    if not pa.types.is_floating(lower.type):
-        return lower
-    is_nan = pc.and_(lower.is_null(), pc.fill_null(pc.greater(pc.struct_field(stats, ["nan_value_count"]), 0), False))
-    return pc.if_else(is_nan, pa.scalar(float("nan"), lower.type), lower)
 
 
 def _stats(content: pa.StructArray, types: TreeTypes) -> pa.StructArray | None:

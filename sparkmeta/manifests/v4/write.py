@@ -197,16 +197,17 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
 
 def leaves_on_driver(entries: pa.Table, form: LeafFormat) -> pa.Table:
     """Write sorted entries as `write_leaves` does, in this process."""
-    return _rows_of(pa.Table.from_batches(_write(form, entries.to_batches()), LEAF_SCHEMA), form)
+    return written_rows(pa.Table.from_batches(_write(form, entries.to_batches()), LEAF_SCHEMA), form)
 
 
 def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
     from sparkmeta.session import map_arrow
 
-    return _rows_of(map_arrow(entries, write, LEAF_SCHEMA).toArrow(), form)
+    return written_rows(map_arrow(entries, write, LEAF_SCHEMA).toArrow(), form)
 
 
-def _rows_of(written: pa.Table, form: LeafFormat) -> pa.Table:
+def written_rows(written: pa.Table, form: LeafFormat) -> pa.Table:
+    """Return the root's entries for leaves that tasks have written, rows of `LEAF_SCHEMA`."""
     rows = [from_stream(stream) for stream in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
