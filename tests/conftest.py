@@ -187,7 +187,7 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests without looking for garbage, of which there is little among what stays: modules and tests."""
+    """Collect tests without looking for garbage: nearly all objects, modules and tests, stay."""
     gc.disable()
     result = yield
     gc.freeze()

@@ -80,7 +80,7 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def package_imports(tree: ast.AST, names: set[str]) -> set[str]:
-    """Those of the package's modules `names` that a module imports: at its top, in functions, and for type checking."""
+    """Return which of the modules `names` a module imports: at its top, in functions, and for type checking."""
     targets = {name for node in ast.walk(tree) for name in imported(node)}
     in_package = {name for name in targets if name.split(".")[0] == "sparkmeta"}
     return {name if name in names else name.rpartition(".")[0] for name in in_package}

@@ -213,7 +213,7 @@ class RandomTree:
         return rows
 
     def _frame(self, rows: Rows) -> pa.Table:
-        """Return rows in the types that scans return; values of the result replace those of `rows`."""
+        """Return rows in the types that scans return; `rows` gets the values of the result."""
         schema = self.table.scan().to_arrow().schema
         stored = pa.schema([column.with_type(_stored(column.type)) for column in schema])
         frame = pa.Table.from_pylist([*rows.values()], schema=stored)

@@ -101,7 +101,7 @@ def shown(digits: str | None, type_name: str) -> Any:
 
 
 def with_comparable(answer: Answer, entry: Entry) -> Answer:
-    """Return a recorded entry with numbers of type float as they are stored, and with positions for bitmaps."""
+    """Return a recorded entry with floats in single precision, and with positions for bitmaps."""
     changed = dict(answer)
     for name in ("deleted_positions", "replaced_positions"):
         if name in answer:

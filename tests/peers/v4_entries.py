@@ -43,7 +43,7 @@ LIVE = ("EXISTING", "ADDED", "MODIFIED")
 
 @dataclass(frozen=True)
 class ManifestToRead:
-    """A leaf or root, and what its entries inherit: those of a root inherit from the snapshot."""
+    """A leaf or root, and the values that its entries inherit: in a root, from the snapshot."""
 
     path: str
     snapshot_id: int
