@@ -194,7 +194,7 @@ def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: b
     """
     if not lenient:
         _ = root.manifest_dvs  # raises for two of one leaf
-    if root.is_iceberg:
+    if not root.layout.is_strict:
         root = _without_changes_of_others(root, snapshot_id)
     leaves = tuple(_Finder(root, snapshot_id, parent, lenient).changes())
     is_file, is_existing = one_of(root.table, FILES), pc.equal(version(root.table, "status"), int(Status.EXISTING))
@@ -244,7 +244,7 @@ class _Finder:
         if leaf["existing_files_count"]:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
         if leaf["deleted_files_count"]:
-            if not self.lenient and not self.root.is_iceberg:
+            if not self.lenient and self.root.layout.is_strict:
                 problem = f"{leaf['location']} was added: only lenient readers know what it removes"
                 value = leaf["deleted_files_count"]
                 raise CorruptFileError(self.root.location, "manifest_stats.deleted_files_count", value, problem)

@@ -19,8 +19,6 @@ from sparkmeta.manifests.v4.layout import conform, tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
 from sparkmeta.spec.entry import ContentType, Status
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL
 
 if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
@@ -121,22 +119,17 @@ def base_root(head: TableState, *, converts: bool = False) -> BaseRoot:
     if head.snapshot is None:
         return BaseRoot(None)
     if head.tree is not None:
-        layout, expected = root_layout(head.tree.root), tree_layout(head.metadata)
+        layout, expected = head.tree.root.layout, head.layout
         if layout != expected and not converts:
             raise UnsupportedError(
                 f"{head.metadata.location}: the tree of snapshot {head.snapshot.snapshot_id} has the layout {layout}, "
-                f"and the table has {expected}: table.maintenance.convert_tree({expected!r}) converts it"
+                f"and the table has {expected}: table.maintenance.convert_tree({expected.name!r}) converts it"
             )
         repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
-        if head.tree.foreign_sequence_number == sys.maxsize and expected == PROPOSAL:
+        if head.tree.foreign_sequence_number == sys.maxsize and expected.spark_reads:
             repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
         return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)
-
-
-def root_layout(root: Root) -> str:
-    """Return the layout of a root, `PROPOSAL` or `ICEBERG`."""
-    return ICEBERG if root.is_iceberg else PROPOSAL
 
 
 _REPEATED = (UPGRADED_KEY, FOREIGN_KEY)

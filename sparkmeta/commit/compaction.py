@@ -22,8 +22,6 @@ from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
@@ -109,7 +107,7 @@ def scope_of(
     old_leaves = leaves.slice(0, 0) if convertible is None else convertible
     usable = _usable(state, root, pa.concat_tables([leaves, old_leaves]), options.row_filter, set(busy))
     old_ordinals = frozenset(old_leaves.column(MANIFEST).to_pylist())
-    flushed, colocates = _flushed(state, root), tree_layout(state.metadata) == ICEBERG
+    flushed, colocates = _flushed(state, root), state.layout.colocates
     return Scope(root, usable, frozenset(owners), keys, sources, limits, flushed, old_ordinals, colocates=colocates)
 
 

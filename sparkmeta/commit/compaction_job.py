@@ -195,11 +195,11 @@ class RewriteJob:
     def files(self, group: Group) -> pa.Table:
         """Return the group's files of the root as EXISTING entries of leaves."""
         files = existing(self.root.take(pa.array(group.files, pa.int64())))
-        return files if self.form.iceberg is None else with_vectors(files, existing(self._vectors(group)))
+        return files if not self.form.layout.colocates else with_vectors(files, existing(self._vectors(group)))
 
     def _vectors(self, group: Group) -> pa.Table:
         """Return the deletion vectors in the root that go into the entries of the group's files."""
-        if self.form.iceberg is None:
+        if not self.form.layout.colocates:
             return self.root.slice(0, 0)
         paths = self.root.column("location").take(pa.array(group.files, pa.int64()))
         is_vector = pc.and_(one_of(self.root, [ContentType.POSITION_DELETES]), is_live(self.root))
@@ -353,7 +353,7 @@ def rebase(
             leaf: newly_masked for leaf, (newly_masked, _) in changes.items() if newly_masked.cardinality
         }
         missing = {key for key, sequence in group.files.items() if versions.get(key) != sequence}
-        if base.is_iceberg and group.files:
+        if base.layout.colocates and group.files:
             missing |= _with_other_vectors(base, group, missing)
         moved |= group.files.keys() - missing
         lost_files += missing

@@ -84,7 +84,7 @@ class Rewriting:
     def schema(self) -> pa.Schema:
         """The row type of the entries that are read."""
         schema = tree_schema(self.types.stats)
-        return schema if self.form.iceberg is None else colocated_schema(schema)
+        return schema if not self.form.layout.colocates else colocated_schema(schema)
 
     # -- Whole bins -------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Rewriting:
     def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> Iterator[pa.Table]:
         unmasked_rows = None if mask is None else unmasked(leaf["record_count"], mask)
         count = 0
-        colocated = self.form.iceberg is not None
+        colocated = self.form.layout.colocates
         for table in physical_entries(self.reader, leaf, self.types, self.locations, colocated=colocated):
             live = is_live(table)
             if unmasked_rows is not None and count + len(table) <= leaf["record_count"]:

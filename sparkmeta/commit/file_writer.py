@@ -132,7 +132,7 @@ class FileWriter:
         """
         room = max(0, self.options.direct_files - on_driver)
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
-            add_deletes = self._add_deletes if self.form.iceberg is None else self._add_in_entries
+            add_deletes = self._add_deletes if not self.form.layout.colocates else self._add_in_entries
             return add_deletes(files, room, allowed)
         described = some_columns(files, DESCRIPTION_COLUMNS)
         first_files = relation.head(described, min(room, _MOST_LIMIT) + 1)

@@ -27,9 +27,7 @@ from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
-from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 
@@ -56,7 +54,7 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
     """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
     units, tasks = leaf_parts(leaves), state.access.tasks
     by_spark = tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py())
-    if by_spark and tree_layout(state.metadata) == PROPOSAL:
+    if by_spark and state.layout.spark_reads:
         types = state.types
         return read_leaf_entries(
             state.spark, units, projection, types.tuple_sources, types.widened_decimals, types.locations
@@ -79,9 +77,16 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """
     folder, writer, types = metadata_folder(state.metadata), executor_writer(state.files), state.types
     sources, locations = partition_stats(state), types.locations
-    iceberg = types.tree_types if tree_layout(state.metadata) == ICEBERG else None
     return LeafFormat(
-        folder, name, types.stats_types, sources, target_bytes, writer, locations=locations, iceberg=iceberg
+        folder,
+        name,
+        types.stats_types,
+        sources,
+        target_bytes,
+        writer,
+        locations=locations,
+        layout=state.layout,
+        types=types.tree_types,
     )
 
 
@@ -240,7 +245,7 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     """
     if base is None:
         return Flush()
-    colocates = tree_layout(state.metadata) == ICEBERG
+    colocates = state.layout.colocates
     live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
     staying = change.removed | changed_vectors(base, change) if colocates else change.removed
     carried = live.filter(pa.array([key not in staying for key in file_keys(live)], pa.bool_()))

@@ -15,17 +15,13 @@ from sparkmeta.checks import NAME
 from sparkmeta.commit.leaves import spill_manifest_dvs
 from sparkmeta.commit.next_root import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.entries.locations import written_locations
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.v4.iceberg_writer import Moves, write_iceberg_root
+from sparkmeta.manifests.v4.iceberg_writer import Moves
 from sparkmeta.manifests.v4.layout import tree_schema
-from sparkmeta.manifests.v4.root import write_root
+from sparkmeta.manifests.v4.write import encode_root
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.spec.locations import LAYOUT_REVISION_KEY
-from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.metadata_model import Snapshot
 from sparkmeta.spec.summary import SnapshotSummaryBuilder, UpdateMetrics
-from sparkmeta.spec.table_properties import PROPOSAL
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.content import FileRange, read_ranges
 from sparkmeta.storage.location import join
@@ -158,14 +154,14 @@ class NewSnapshot:
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
         """Write the root with the change applied and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
-        options, layout = TreeOptions.of(metadata), tree_layout(metadata)
+        options = TreeOptions.of(metadata)
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
         edited_root = next_root(
             base.root, change, stamp, tree_schema(state.types.stats_types), blob_loader(state, change.masks)
         )
         table = edited_root.table
-        if layout == PROPOSAL:
+        if state.layout.has_mask_files:
             table = spill_manifest_dvs(table, state, options, self.names.file("vectors"), self.names.spilled)
         locations = frozenset(table.column("location").drop_null().to_pylist())
         self.names.written.update(
@@ -173,15 +169,8 @@ class NewSnapshot:
         )
         self.names.used = locations.intersection(self.names.written)
         location = join(metadata_folder(metadata), f"{self.names.file('root')}.parquet")
-        if layout == PROPOSAL:
-            properties = {**base.properties, LAYOUT_REVISION_KEY: str(getattr(metadata, "layout_revision", None))}
-            data = write_root(table, properties, state.types.locations)
-        else:
-            moves = Moves.of(change.replaced, change.moved_out, state.types.locations)
-            data = write_iceberg_root(
-                written_locations(table, state.types.locations), state.types.tree_types, moves, stamp, base.properties
-            )
-        state.files.write_new(location, data)
+        moves = Moves.of(change.replaced, change.moved_out, state.types.locations)
+        state.files.write_new(location, encode_root(table, state.layout, state.types, moves, stamp, base.properties))
         fields = {
             "snapshot-id": stamp.snapshot_id,
             "sequence-number": stamp.sequence_number,

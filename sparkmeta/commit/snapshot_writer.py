@@ -26,8 +26,7 @@ from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_oth
 from sparkmeta.entries.live import may_be_live
 from sparkmeta.manifests.v4.root import in_files, same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
-from sparkmeta.spec.metadata import has_tree, lacks_definitions, tree_layout
-from sparkmeta.spec.table_properties import ICEBERG
+from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
 if TYPE_CHECKING:
     from sparkmeta.commit.compaction_job import Rewritten
@@ -270,10 +269,9 @@ class TreeWriter:
 
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`. Written files have stats of partitions, whose ids must be the same."""
-        if self._state is None:
+        if self._state is None or not has_tree(head.metadata):
             return has_tree(head.metadata)
-        has_layout = tree_layout(head.metadata) == tree_layout(self._state.metadata)
-        return has_layout and head.types.has_tuples_of(self._state.types)
+        return head.layout == self._state.layout and head.types.has_tuples_of(self._state.types)
 
     def begin(self, head: TableState) -> TableState:
         """See `SnapshotWriter.begin`."""
@@ -310,7 +308,7 @@ class TreeWriter:
         state, base, options = self.state, self._base, self._options
         leaves = self._still_affiliated(added.leaves, removal)
         change = TreeChange(added.rows, leaves, removal.keys, removal.masks, existing=added.moved)
-        if tree_layout(state.metadata) == ICEBERG:
+        if state.layout.colocates:
             new_leaves = None if leaves is None else in_files(leaves)
             change = with_moves(replace(change, added_leaves=new_leaves), state, removal, self._form)
         if self.flush is None or not self.flush.fits(base.root, change):

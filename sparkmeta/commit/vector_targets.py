@@ -62,8 +62,6 @@ from sparkmeta.snapshot.search import (
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.locations import Locations
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG
 from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
@@ -242,7 +240,7 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
         data = matching(live, placed, {"location": "data_path"})
         refuse_lost_positions(state, dvs, data, leaves)
     replaced = removal_of(without(deletes, removal, state), state)
-    if tree_layout(state.metadata) != ICEBERG:
+    if not state.layout.colocates:
         return replaced
     targets = matching(live, dvs, {"location": "referenced_file"})
     gaining = removal_of(targets, state).masks

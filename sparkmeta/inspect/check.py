@@ -475,10 +475,10 @@ def _found(state: TableState) -> Relation:
         as_written=True,
     )
     # The layout of the Iceberg project tells the size of a deletion vector, not of its file.
-    columns = None if root.is_iceberg else state.types.primitive_fields
+    columns = None if root.layout.colocates else state.types.primitive_fields
     broken_fields = [
         violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
-        for broken in entry_problems(root.table, state.specs, columns, exact_counts=not root.is_iceberg)
+        for broken in entry_problems(root.table, state.specs, columns, exact_counts=root.layout.is_strict)
     ]
     if broken_fields:
         return pa.Table.from_pylist(broken_fields, schema=VIOLATIONS)
@@ -654,7 +654,7 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 
 
 def _miscounted_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
-    if not len(tree.manifests) or tree.root.is_iceberg:
+    if not len(tree.manifests) or not tree.root.layout.is_strict:
         return
     status = sql.col("version_info.status")
     counts = {name: sql.when(status == int(value), 1).otherwise(0) for value, name in COUNTED.items()}

@@ -27,8 +27,6 @@ from sparkmeta.manifests.v4.root import in_files
 from sparkmeta.operations.table_operations import TableT, refuse_lists, refuse_read_only
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,8 +95,8 @@ def old_layout(state: TableState) -> OldLayout:
     known_leaves = old_leaves.filter(pc.invert(is_unknown))
     counts = _position_delete_files(state, known_leaves)
     is_convertible = pc.invert(pc.is_in(known_leaves.column("location"), pa.array(list(counts), pa.string())))
-    if tree_layout(state.metadata) == ICEBERG:
-        # Leaves of this layout have deletion vectors only in the entries of data files.
+    if state.layout.colocates:
+        # Leaves of such a layout have deletion vectors only in the entries of data files.
         is_data = pc.equal(known_leaves.column("content_type"), int(ContentType.DATA_MANIFEST))
         is_convertible = pc.and_(is_convertible, is_data)
     return OldLayout(

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import Options, described, one_of
 from sparkmeta.commit.attempts import Step, commit_steps
-from sparkmeta.commit.base_root import base_root, root_layout
+from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import Group
 from sparkmeta.commit.compaction_job import RewriteJob
@@ -49,8 +49,7 @@ from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
-from sparkmeta.spec.metadata import tree_layout
-from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL
+from sparkmeta.spec.tree_layout import LAYOUTS, TreeLayout
 from sparkmeta.spec.upgrade import in_layout, tree_metadata
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class ConversionSummary(PlanSummary):
             lines.append(f"  {self.earlier_snapshots} earlier snapshots keep their layout until they expire")
         if self.tags:
             lines.append(f"  tags on earlier snapshots: {', '.join(self.tags)}")
-        if self.layout == ICEBERG:
+        if LAYOUTS[self.layout].colocates:
             lines.append("  the sequence numbers of deletion vectors are lost: the layout has none")
         return "\n".join(lines)
 
@@ -154,7 +153,7 @@ class ConversionPlan(TablePlan[TableT]):
 
     @cached_property
     def _heads(self) -> dict[str, TableState]:
-        return dict(_heads(self.table.state, self.layout))
+        return dict(_heads(self.table.state, LAYOUTS[self.layout]))
 
     @cached_property
     def _planned(self) -> pa.Table:
@@ -178,22 +177,23 @@ class ConversionPlan(TablePlan[TableT]):
 
     def apply(self, state: TableState) -> TableMetadata:
         """Return the metadata of a state with the new layout. For `commit`."""
-        if self._heads.keys() != dict(_heads(state, self.layout)).keys():
+        layout = LAYOUTS[self.layout]
+        if self._heads.keys() != dict(_heads(state, layout)).keys():
             raise CommitConflictError(f"{state.metadata.location}: others have changed branches: plan again")
-        changed = in_layout(tree_metadata(state.metadata), self.layout)
+        changed = in_layout(tree_metadata(state.metadata), layout)
         return changed.model_copy(update={"last_updated_ms": max(int(time.time() * 1000), changed.last_updated_ms)})
 
 
 _ROW_COLUMNS = ["content_type", "location", "record_count", "file_size_in_bytes"]
 
 
-def _heads(state: TableState, layout: str) -> Iterator[tuple[str, TableState]]:
+def _heads(state: TableState, layout: TreeLayout) -> Iterator[tuple[str, TableState]]:
     """Yield the branches whose heads have a tree in another layout, and the table at the head."""
     for name, ref in sorted(state.metadata.refs.items()):
         snapshot = state.metadata.snapshot_by_id(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.BRANCH and snapshot is not None:
             head = state.at(snapshot)
-            if head.tree is not None and root_layout(head.tree.root) != layout:
+            if head.tree is not None and head.tree.root.layout != layout:
                 yield name, head
 
 
@@ -254,7 +254,7 @@ class _Conversion:
 
     def leaves(self) -> pa.Table:
         """Write the leaves, and return the root's entries for them. Runs jobs."""
-        to_iceberg = self._job.form.iceberg is not None
+        to_iceberg = self._job.form.layout.colocates
         data = self._entries(ContentType.DATA_MANIFEST, ContentType.DATA)
         if not to_iceberg:
             data_leaves = self._written(data)
@@ -369,7 +369,7 @@ class ConvertTreeOptions(Options):
     """See `Maintenance.convert_tree`."""
 
     layout: str = field(
-        metadata=described("the new layout: `proposal` or `iceberg`, the Iceberg project's.", one_of(PROPOSAL, ICEBERG))
+        metadata=described("the new layout: `proposal` or `iceberg`, the Iceberg project's.", one_of(*LAYOUTS))
     )
 
 
@@ -378,7 +378,8 @@ def plan_conversion(table: TableT, options: ConvertTreeOptions) -> ConversionPla
     options.check()
     refuse_read_only(table)
     metadata = tree_metadata(table.metadata)
-    in_layout(metadata, options.layout)
-    if tree_layout(metadata) == options.layout and not dict(_heads(table.state, options.layout)):
+    layout = LAYOUTS[options.layout]
+    in_layout(metadata, layout)
+    if table.state.layout == layout and not dict(_heads(table.state, layout)):
         raise ValidationError(f"{metadata.location}: its metadata tree has the layout {options.layout} already")
     return ConversionPlan(table, options.layout)

@@ -20,7 +20,7 @@ from sparkmeta.maintain.compact_manifests import PLANNED, CompactionPlan, Compac
 from sparkmeta.maintain.plans import PlanSummary, TablePlan
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.session import local_frame
-from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted, tree_layout
+from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import undo_upgrade, upgrade_lists, upgrade_metadata
 
@@ -348,7 +348,7 @@ def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradeP
 
 
 def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
-    if not isinstance(metadata, TableMetadataV4) or tree_layout(metadata) is None:
+    if not isinstance(metadata, TableMetadataV4) or not has_tree(metadata):
         raise ValidationError(f"{metadata.location}: the table has no metadata tree, so there is no upgrade to undo")
     return metadata
 
@@ -360,7 +360,7 @@ def _version_before(state: TableState) -> int:
             logged = parse_table_metadata(state.files.read(entry.metadata_file), entry.metadata_file)
         except NotFoundError:
             break
-        if tree_layout(logged) is None:
+        if not has_tree(logged):
             return logged.format_version
     raise ValidationError(
         f"{state.metadata.location}: the metadata log does not show the table's format version before its "

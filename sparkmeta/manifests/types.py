@@ -29,7 +29,7 @@ from sparkmeta.spec.partitioning import (
     stats_field_id,
     with_unique_ids,
 )
-from sparkmeta.spec.table_properties import PROPOSAL
+from sparkmeta.spec.tree_layout import PROPOSAL
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec

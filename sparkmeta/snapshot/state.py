@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.entry import ContentType
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
+    from sparkmeta.spec.tree_layout import TreeLayout
     from sparkmeta.storage.files import FileAccess, Files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -133,6 +134,14 @@ class TableState:
         return self.types.specs
 
     # -- manifests --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> TreeLayout:
+        """The layout of the table's metadata tree; the proposal's for a table with manifest lists."""
+        from sparkmeta.spec.metadata import tree_layout
+        from sparkmeta.spec.tree_layout import PROPOSAL
+
+        return tree_layout(self.metadata) or PROPOSAL
 
     @cached_property
     def tree(self) -> Tree | None:

@@ -48,7 +48,8 @@ from sparkmeta.spec.partitioning import (
     spec_keys,
 )
 from sparkmeta.spec.schema import schema_from_json
-from sparkmeta.spec.table_properties import ICEBERG, METADATA_PATH, PROPOSAL, TREE_LAYOUT
+from sparkmeta.spec.table_properties import METADATA_PATH, TREE_LAYOUT
+from sparkmeta.spec.tree_layout import ICEBERG, PROPOSAL, TreeLayout
 from sparkmeta.spec.view_metadata import is_view_json
 
 if TYPE_CHECKING:
@@ -226,8 +227,8 @@ def has_tree(metadata: TableMetadata) -> bool:
     return tree_layout(metadata) is not None
 
 
-def tree_layout(metadata: TableMetadata) -> str | None:
-    """Return the layout of a table's metadata tree, `PROPOSAL` or `ICEBERG`; None for manifest lists.
+def tree_layout(metadata: TableMetadata) -> TreeLayout | None:
+    """Return the layout of a table's metadata tree; None for manifest lists.
 
     The proposal's layout has a revision in the metadata. The Iceberg project's has none: the table property
     `write.tree.layout` tells it, or a snapshot with a root.
@@ -236,7 +237,7 @@ def tree_layout(metadata: TableMetadata) -> str | None:
         return None
     if metadata.layout_revision is not None:
         return PROPOSAL
-    is_named = str(metadata.properties.get(TREE_LAYOUT, "")).lower() == ICEBERG
+    is_named = str(metadata.properties.get(TREE_LAYOUT, "")).lower() == ICEBERG.name
     return ICEBERG if is_named or any(snapshot.has_root for snapshot in reversed(metadata.snapshots)) else None
 
 

@@ -17,7 +17,8 @@ from sparkmeta.spec.metadata import table_metadata_from_json, tree_layout
 from sparkmeta.spec.new_parts import VERSION_PROPERTY, refuse_unfit, refuse_unreadable, refuse_unsupported, unreserved
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
-from sparkmeta.spec.table_properties import PROPOSAL, RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
+from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
+from sparkmeta.spec.tree_layout import PROPOSAL
 from sparkmeta.spec.update_schema import with_fresh_ids
 from sparkmeta.spec.upgrade import upgrade_metadata
 

@@ -27,8 +27,6 @@ _MOST, _MOST_DIGITS = 2**63 - 1, 19
 TREE_LAYOUT = "write.tree.layout"
 """The layout of the metadata tree of a new or upgraded table of format version 4: `proposal` or `iceberg`."""
 
-PROPOSAL, ICEBERG = "proposal", "iceberg"
-
 
 def number_property(
     properties: Mapping[str, str], name: str, default: int, *, least: int = 0, location: str | None = None

@@ -19,6 +19,7 @@ from sparkmeta.spec.locations import (
 )
 from sparkmeta.spec.metadata import (
     add_expressions,
+    has_tree,
     serialize_table_metadata,
     table_metadata_from_json,
     tree_layout,
@@ -27,7 +28,8 @@ from sparkmeta.spec.metadata_model import Snapshot, TableMetadata, TableMetadata
 from sparkmeta.spec.new_parts import refuse_unsupported
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
-from sparkmeta.spec.table_properties import ICEBERG, PROPOSAL, TREE_LAYOUT, choice_property
+from sparkmeta.spec.table_properties import TREE_LAYOUT, choice_property
+from sparkmeta.spec.tree_layout import ICEBERG, LAYOUTS, PROPOSAL, TreeLayout
 
 if TYPE_CHECKING:
     import uuid
@@ -60,7 +62,7 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
             in the layout of the Iceberg project lacks a scheme.
     """
     upgraded = cast("TableMetadataV4", _in_version(metadata, 4, table_uuid))
-    choice_property(upgraded.properties, TREE_LAYOUT, (PROPOSAL, ICEBERG), location=upgraded.location)
+    choice_property(upgraded.properties, TREE_LAYOUT, tuple(LAYOUTS), location=upgraded.location)
     if tree_layout(upgraded) == ICEBERG:
         _refuse_lost_scheme(upgraded.location)
         return upgraded
@@ -74,14 +76,14 @@ def _with_revision(metadata: TableMetadataV4) -> TableMetadataV4:
     return metadata.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": metadata.expressions})
 
 
-def in_layout(metadata: TableMetadataV4, layout: str) -> TableMetadataV4:
+def in_layout(metadata: TableMetadataV4, layout: TreeLayout) -> TableMetadataV4:
     """Return the metadata of a tree whose next roots have another layout. Its snapshots keep their roots.
 
     The expressions of the proposal's layout stay, since earlier roots need them.
 
     Args:
         metadata: The metadata of a tree.
-        layout: `PROPOSAL` or `ICEBERG`.
+        layout: The layout of the next roots.
 
     Raises:
         ValidationError: The location of a table in the layout of the Iceberg project lacks a scheme.
@@ -89,7 +91,7 @@ def in_layout(metadata: TableMetadataV4, layout: str) -> TableMetadataV4:
     """
     if tree_layout(metadata) == layout:
         return metadata
-    named = metadata.model_copy(update={"properties": {**metadata.properties, TREE_LAYOUT: layout}})
+    named = metadata.model_copy(update={"properties": {**metadata.properties, TREE_LAYOUT: layout.name}})
     if layout == PROPOSAL:
         return _with_revision(named)
     _refuse_lost_scheme(metadata.location)
@@ -261,7 +263,7 @@ def tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
     Raises:
         ValidationError: the table has none.
     """
-    if not isinstance(metadata, TableMetadataV4) or tree_layout(metadata) is None:
+    if not isinstance(metadata, TableMetadataV4) or not has_tree(metadata):
         raise ValidationError(
             f"{metadata.location}: the table has no metadata tree, but manifest lists of format version "
             f"{metadata.format_version}: there is nothing to downgrade"

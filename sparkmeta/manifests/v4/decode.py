@@ -99,7 +99,7 @@ def tree_entries(
         table = manifest.rows(None, stats, columns, sources, as_written=projection.as_written)
     table, ordinals = entries_only(table, pa.array(np.arange(len(table)), pa.int64()))
     if manifest.may_be_root:
-        if manifest.is_iceberg and part.context.snapshot_id is not None:
+        if not manifest.layout.is_strict and part.context.snapshot_id is not None:
             _refuse_leaves(table, part.location)
         files = one_of(table, FILES)
         if not pc.all(files).as_py():

@@ -47,6 +47,7 @@ from sparkmeta.spec.entry import (
     stats_children,
     stats_struct_id,
 )
+from sparkmeta.spec.tree_layout import ICEBERG, PROPOSAL, TreeLayout
 from sparkmeta.storage.content import translated_read_errors
 
 # -- Types of values in a table's V4 manifests ------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def open_manifest(
             raise CorruptFileError(
                 location, "format-version", version, "the file is not a manifest of format version 4"
             )
-        yield OpenManifest(file, location, texts, is_iceberg, vectors)
+        yield OpenManifest(file, location, texts, ICEBERG if is_iceberg else PROPOSAL, vectors)
 
 
 def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
@@ -238,7 +239,7 @@ class OpenManifest:
 
     Attributes:
         properties: the file's key-value metadata.
-        is_iceberg: whether the file has the layout of the Iceberg project.
+        layout: the layout of the file.
         vectors: whether the rows are the deletion vectors in entries of this layout, instead of the entries; none if no
             entry has a vector.
     """
@@ -246,13 +247,17 @@ class OpenManifest:
     file: pq.ParquetFile
     location: str
     properties: dict[str, str]
-    is_iceberg: bool = False
+    layout: TreeLayout = PROPOSAL
     vectors: bool = False
+
+    @property
+    def _is_iceberg(self) -> bool:
+        return self.layout == ICEBERG
 
     @property
     def may_be_root(self) -> bool:
         """Whether the file may be a root. Roots and leaves of the Iceberg project's layout look alike."""
-        return self.is_iceberg or self.properties.get(CONTENT_KEY) == ROOT
+        return self._is_iceberg or self.properties.get(CONTENT_KEY) == ROOT
 
     @property
     def row_groups(self) -> int:
@@ -295,7 +300,7 @@ class OpenManifest:
         if self.vectors and lacks_vectors(self.file):
             return tree_schema(stats).empty_table()
         table = self._columns(groups, stats, columns, fields or {})
-        if self.is_iceberg:
+        if self._is_iceberg:
             schema = tree_schema(stats)
             rows = iceberg_rows(table, schema, stats, self.location, fields or {}, vectors=self.vectors)
         else:
@@ -305,7 +310,7 @@ class OpenManifest:
     def root_rows(self, types: TreeTypes, *, as_written: bool = False) -> pa.Table:
         """Return the entries of a root. Deletion vectors in entries are rows of their own (`iceberg_root`)."""
         stats, fields = types.stats, stats_of_fields(types.sources)
-        if not self.is_iceberg:
+        if not self._is_iceberg:
             return self.rows(None, stats, None, fields, as_written=as_written)
         table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
         rows = iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
@@ -317,7 +322,7 @@ class OpenManifest:
         Leaves of the proposal's layout have no vectors. Rows that are no entries (`NOT_AN_ENTRY`) are included.
         """
         stats, fields = types.stats, stats_of_fields(types.sources)
-        if not self.is_iceberg:
+        if not self._is_iceberg:
             return with_vector_column(self.rows(None, stats, None, fields))
         table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
         rows = iceberg_rows(table, schema, stats, self.location, fields, vectors=False)
@@ -334,7 +339,7 @@ class OpenManifest:
         fields: Mapping[int, int],
     ) -> pa.Table:
         """Return columns of the file, without conversion."""
-        paths = partial(iceberg_paths, vectors=self.vectors) if self.is_iceberg else _paths
+        paths = partial(iceberg_paths, vectors=self.vectors) if self._is_iceberg else _paths
         with _parquet_errors(self.location):
             names = None if columns is None else paths(self.file.schema_arrow, columns, stats, fields)
             if groups is None:

@@ -23,6 +23,7 @@ from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, TreeTypes, open_manifest, write_manifest
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.locations import LAYOUT_REVISION, LAYOUT_REVISION_KEY
+from sparkmeta.spec.tree_layout import PROPOSAL, TreeLayout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -56,13 +57,13 @@ class Root:
     Attributes:
         table: its entries as rows of `tree_schema`, in the file's order. A leaf's row number is its small id.
         properties: its key-value metadata.
-        is_iceberg: whether it has the layout of the Iceberg project.
+        layout: its layout.
     """
 
     location: str
     table: pa.Table
     properties: Mapping[str, str] = field(default_factory=dict)
-    is_iceberg: bool = False
+    layout: TreeLayout = PROPOSAL
 
     def of(self, kinds: Iterable[ContentType], *, live: bool = True) -> pa.Table:
         """Return the entries of content types with their `ordinal`; with `live`, without DELETED ones."""
@@ -152,7 +153,7 @@ def read_root(
             live entries.
     """
     root = read_unchecked_root(data, types, location, stamp, locations)
-    check_root(root.table, types.spec_fields, location, exact_counts=not root.is_iceberg)
+    check_root(root.table, types.spec_fields, location, exact_counts=root.layout.is_strict)
     for leaf in repeated_leaves(root.leaves):
         raise CorruptFileError(location, "location", leaf, TWO_LIVE_ENTRIES)
     return root
@@ -179,10 +180,10 @@ def read_unchecked_root(
         table = manifest.root_rows(types, as_written=as_written)
     snapshot_id, sequence_number, first_row_id = stamp
     table = _inherited(table, snapshot_id, sequence_number)
-    if manifest.is_iceberg and first_row_id is not None:
+    if not manifest.layout.is_strict and first_row_id is not None:
         table = _with_row_ids(table, first_row_id)
     rows = table_with_locations(table, locations, location)
-    return Root(location, rows, manifest.properties, manifest.is_iceberg)
+    return Root(location, rows, manifest.properties, manifest.layout)
 
 
 def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:

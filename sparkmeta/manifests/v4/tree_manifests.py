@@ -70,7 +70,7 @@ class Tree:
     @cached_property
     def foreign_sequence_number(self) -> int:
         """Leaves up to this sequence number may be written by another library; -1 for none."""
-        if self.root.is_iceberg:
+        if not self.root.layout.spark_reads:
             return sys.maxsize
         properties = self.root.properties
         names_layout = LAYOUT_REVISION_KEY in properties or UPGRADED_KEY in properties
@@ -97,7 +97,7 @@ class Tree:
 
         Only these may name a data leaf, or be named by a delete leaf, and fields can be found in them by their ids.
         """
-        return self.is_foreign(leaves) if self.root.is_iceberg else self.has_tree_layout(leaves)
+        return self.has_tree_layout(leaves) if self.root.layout.spark_reads else self.is_foreign(leaves)
 
     def has_old_layout(self, leaves: pa.Table) -> pa.Array:
         """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests in the layout of versions 1 to

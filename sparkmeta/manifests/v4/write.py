@@ -19,16 +19,18 @@ from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import extremes, from_stream, kept_rows, to_stream, whole
 from sparkmeta.manifests.v4.colocated import VECTOR, colocated_schema, with_vector_column, written_vectors
-from sparkmeta.manifests.v4.iceberg_writer import write_iceberg_leaf
+from sparkmeta.manifests.v4.iceberg_writer import Moves, RootStamp, write_iceberg_leaf, write_iceberg_root
 from sparkmeta.manifests.v4.layout import DATA, DELETE, TreeTypes, tree_schema, write_manifest
-from sparkmeta.manifests.v4.root import one_of
+from sparkmeta.manifests.v4.root import one_of, write_root
 from sparkmeta.spec.entry import COUNTS, ContentType
-from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, Locations
+from sparkmeta.spec.tree_layout import PROPOSAL, TreeLayout
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.manifests.types import TableTypes
     from sparkmeta.storage.executors import ExecutorWriter
 
 
@@ -153,8 +155,8 @@ class LeafFormat:
         writer: writes the files.
         properties: further key-value metadata of the files.
         locations: how to write locations; None to write them unchanged.
-        iceberg: the types of the table's manifests if leaves have the layout of the Iceberg project. Entries may then
-            have the column `vector`.
+        layout: the layout of the leaves. Entries may have the column `vector` if it colocates.
+        types: the types of the table's manifests; only layouts that colocate need them.
     """
 
     folder: str
@@ -165,7 +167,8 @@ class LeafFormat:
     writer: ExecutorWriter
     properties: Mapping[str, str] = field(default_factory=dict)
     locations: Locations | None = None
-    iceberg: TreeTypes | None = None
+    layout: TreeLayout = PROPOSAL
+    types: TreeTypes | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -174,7 +177,7 @@ class LeafFormat:
 
     def entries(self, rows: pa.Table) -> pa.Table:
         """Return rows as entries of leaves: rows of `schema`, with the column `vector` in the layout that has it."""
-        if self.iceberg is None:
+        if not self.layout.colocates:
             return rows.cast(self.schema)
         if VECTOR not in rows.column_names:
             return with_vector_column(rows.cast(self.schema))
@@ -369,15 +372,44 @@ def encode_leaf(table: pa.Table, form: LeafFormat) -> EncodedLeaf:
     """Return entries of one spec and kind as the bytes of a leaf, and the root's entry for it with a new location."""
     is_data = table.column("content_type")[0].as_py() == ContentType.DATA
     content = DATA if is_data else DELETE
-    if form.iceberg is None:
+    if not form.layout.colocates:
         written = table if form.locations is None else written_locations(table, form.locations)
         data = write_manifest(written, content, form.properties)
     else:
         rows = form.entries(table)
         located = rows if form.locations is None else written_vectors(rows, form.locations)
-        data = write_iceberg_leaf(located, form.iceberg)
+        assert form.types is not None
+        data = write_iceberg_leaf(located, form.types)
         table = rows.drop_columns([VECTOR])
     location = join(form.folder, f"{form.name}-{content}-{uuid.uuid4()}.parquet")
     spec_id = table.column("partition_spec_id")[0].as_py()
     sources = form.sources.get(spec_id, frozenset())
     return data, leaf_row(table, location, len(data), sources, form.unordered)
+
+
+# -- Encode roots -----------------------------------------------------------------------------------------------------
+
+
+def encode_root(
+    table: pa.Table,
+    layout: TreeLayout,
+    types: TableTypes,
+    moves: Moves,
+    stamp: RootStamp,
+    properties: Mapping[str, str],
+) -> bytes:
+    """Return the bytes of a root in a layout.
+
+    Args:
+        table: the root's entries, rows of `tree_schema`.
+        layout: the layout of the root.
+        types: the types of the table.
+        moves: the files that the commit moves out of their leaves.
+        stamp: the commit's numbers.
+        properties: key-value metadata of the file.
+    """
+    if layout.colocates:
+        located = written_locations(table, types.locations)
+        return write_iceberg_root(located, types.tree_types, moves, stamp, properties)
+    revision = str(getattr(types.metadata, "layout_revision", None))
+    return write_root(table, {**properties, LAYOUT_REVISION_KEY: revision}, types.locations)

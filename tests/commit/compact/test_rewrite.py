@@ -17,6 +17,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, write_manifest
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.tree_layout import PROPOSAL
 from tests.trees import data
 
 
@@ -53,7 +54,7 @@ def test_a_leaf_of_fewer_entries_than_its_root_counts_is_refused() -> None:
     entry = data("f", content_stats={}, version_info={"status": 1}).row
     content = write_manifest(pa.Table.from_pylist([entry], tree_schema({})), "data")
     reader: Any = SimpleNamespace(read=lambda _: content)
-    form: Any = SimpleNamespace(stats={}, schema=tree_schema({}), iceberg=None)
+    form: Any = SimpleNamespace(stats={}, schema=tree_schema({}), layout=PROPOSAL)
     leaf = {"manifest": 0, "location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None}
     leaf |= {"file_format": None, "partition_spec_id": 0, "part": 0, "parts": 1, "dv": None}
     rewriting = Rewriting(reader, form, TreeTypes({}, frozenset(), {0: []}, {0: []}), Locations("/t", 4), {}, 1.0)
