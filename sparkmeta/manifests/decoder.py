@@ -456,7 +456,8 @@ class EntryDecoder:
                     yield from self.entries(part, projection) if remembered is None else remembered.to_batches()
                 else:
                     table = self.table(part, projection)
-                    yield from unmasked_entries(table, mask, some=part["file_format"] == VECTORS).to_batches()
+                    some = part["file_format"] == VECTORS or projection.has_tests
+                    yield from unmasked_entries(table, mask, some=some).to_batches()
 
 
 class _Content(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -122,7 +122,7 @@ def _join_of(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]
 
 def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     """Join a leaf with the DVs in its entries, which are loaded only if the leaf has entries left."""
-    data = matching_rows(_live(task.decoder.table(leaf, task.data), leaf), task.data)
+    data = matching_rows(_live(task.decoder.table(leaf, task.data), leaf, task.data), task.data)
     if len(data):
         dvs = load()
         places = pc.index_in(_array(data, ORDINAL), _array(dvs, ORDINAL))
@@ -130,13 +130,15 @@ def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], p
 
 
 def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    data, dvs = task.decoder.table(leaf, task.data), load()
+    # Each DV must have its file, whether or not the file passes the filter.
+    every = replace(task.data, entry_filter=None)
+    data, dvs = task.decoder.table(leaf, every), load()
     places = _places(data, dvs)
     # If every DV is found, each has its own data file.
     if pc.count_distinct(places).as_py() < len(dvs):
         one_dv_a_file(dvs)
         _refuse_unknown_files(data, dvs)
-    live = _live(_with_dvs(task, data, dvs, places), leaf)
+    live = _live(_with_dvs(task, data, dvs, places), leaf, every)
     yield from matching_rows(live, task.data).to_batches()
 
 
@@ -211,7 +213,8 @@ class HeldDvs:
         return self._all
 
     def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
-        return _live(self._task.decoder.table(manifest, self._task.deletes), manifest)
+        deletes = self._task.deletes
+        return _live(self._task.decoder.table(manifest, deletes), manifest, deletes)
 
 
 def _is_leaf(manifest: Mapping[str, Any]) -> bool:
@@ -219,10 +222,10 @@ def _is_leaf(manifest: Mapping[str, Any]) -> bool:
     return manifest["file_format"] in ("PARQUET", VECTORS)
 
 
-def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
-    """Drop DELETED and masked entries. `entries` must be all entries of the leaf."""
-    mask = leaf.get("mask")
-    unmasked = entries if mask is None else unmasked_entries(entries, mask, some=leaf["file_format"] == VECTORS)
+def _live(entries: pa.Table, leaf: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
+    """Drop DELETED and masked entries of a leaf that were read for a projection."""
+    mask, some = leaf.get("mask"), leaf["file_format"] == VECTORS or projection.has_tests
+    unmasked = entries if mask is None else unmasked_entries(entries, mask, some=some)
     return kept_rows(unmasked, is_live(unmasked))
 
 

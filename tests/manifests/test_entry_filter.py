@@ -10,12 +10,18 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.entries.projection import EntryFilter, EntryProjection
-from sparkmeta.entries.records import EntryBuilder
+from sparkmeta.entries.records import EntryBuilder, ManifestContext, ManifestPart, matching_rows
 from sparkmeta.expr.bounds import AllOf, BoundTest
 from sparkmeta.manifests.decoder import ArrowRecords
+from sparkmeta.manifests.v4.colocated import with_vector_column
+from sparkmeta.manifests.v4.decode import decode_tree_manifest
+from sparkmeta.manifests.v4.iceberg_writer import write_iceberg_leaf
+from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
+from sparkmeta.manifests.v4.layout import TreeTypes, write_manifest
 from tests.avro.decoders import PART, decoded, plain
 from tests.avro.random_manifests import random_manifest
 from tests.handmade import HandmadeTable, data, long_bounds
+from tests.manifests.entry_rows import DATA, STATS, bounds, entry_table, file_row, version
 
 EVERYTHING = EntryFilter(AllOf(), ())
 PROJECTION = EntryProjection.of(
@@ -114,3 +120,60 @@ def test_records_in_arrow_are_taken_too() -> None:
         "first_row_id": [1000, 1001],
         "ordinal": [5, 7],
     }
+
+
+# Row ids begin at 1,000 in the leaf; stats 101 hold the partition value of field 1000.
+LEAF_PART = ManifestPart(3, "leaf", 0, ManifestContext(7, 5, 1000))
+LEAF_TYPES = TreeTypes(STATS, frozenset((1, 2, 5)), {0: ((1000, "int"),)}, {0: ((1000, 101),)})
+LEAF_PROJECTION = EntryProjection.of(
+    ["location", "version_info", "record_count", "first_row_id", "partition_spec_id", "split_offsets"],
+    {1000: "int"},
+    {1: "long"},
+)
+
+
+def leaf_entries(rng: Random, count: int) -> pa.Table:
+    """Return entries with ascending bounds of column 1, and some row ids of their own."""
+    rows = []
+    for number in range(count):
+        stats = {"101": bounds(number % 3, number % 3), "1": bounds(number, number + rng.randrange(3))}
+        status = version(rng.choice([0, 1, 1, 1, 2]), None, None)
+        ids = rng.choice([None, None, 50_000 + number])
+        place = f"/t/data/{number}.parquet"
+        rows.append(
+            file_row(DATA, place, version_info=status, first_row_id=ids, content_stats=stats, split_offsets=[4])
+        )
+    return entry_table(*rows)
+
+
+def decoded_leaf(data: bytes, projection: EntryProjection) -> pa.Table:
+    batches = decode_tree_manifest(data, LEAF_PART, projection, LEAF_TYPES)
+    return pa.Table.from_batches(batches, projection.schema).combine_chunks()
+
+
+@pytest.mark.parametrize("layout", ["proposal", "iceberg"])
+@pytest.mark.parametrize("seed", range(6))
+def test_entries_of_leaves_that_a_filter_keeps(seed: int, layout: str) -> None:
+    rng = Random(seed)
+    entries = leaf_entries(rng, rng.randrange(1, 60))
+    if layout == "proposal":
+        data = write_manifest(entries, DATA_LEAF)
+    else:
+        data = write_iceberg_leaf(with_vector_column(entries), LEAF_TYPES)
+    everything = decoded_leaf(data, LEAF_PROJECTION)
+    assert len(everything) == len(entries)
+    assert everything.column("first_row_id").null_count < len(entries)
+    limit = rng.randrange(70)
+    at_least = AllOf((replace(AT_LEAST_7.tests[0], limit=limit),))
+    of_part = AllOf((BoundTest("partition", 1000, "int", upward=True, inclusive=True, limit=2),))
+    for entry_filter in (
+        EntryFilter(at_least, ()),
+        EntryFilter(AllOf(), ((0, of_part),)),
+        EntryFilter(at_least, ((0, of_part),)),
+    ):
+        projection = replace(LEAF_PROJECTION, entry_filter=entry_filter)
+        expected = matching_rows(everything, projection)
+        read = decoded_leaf(data, projection)
+        assert read.to_pylist() == expected.to_pylist()
+        without_ids = replace(projection, columns=tuple(name for name in projection.columns if name != "first_row_id"))
+        assert decoded_leaf(data, without_ids) == expected.select(without_ids.schema.names)

@@ -20,6 +20,7 @@ from sparkmeta.entries.records import (
     ManifestPart,
     RowIdCounter,
     has_metrics_maps,
+    matching_rows,
     part_of,
     stats_for_maps,
     with_inherited_version,
@@ -66,6 +67,8 @@ def decode_tree_manifest(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a leaf, or the files of a root, as batches of `projection.schema` with inheritance applied.
 
+    If the projection's filter has tests, entries that fail them are left out.
+
     Args:
         data: the content of the file.
         part: the manifest.
@@ -77,7 +80,8 @@ def decode_tree_manifest(
         CorruptFileError: not a V4 manifest, or an entry lacks stats that hold its partition values.
     """
     if not has_metrics_maps(projection):
-        yield from tree_entries(data, part, projection, types, vectors=vectors).to_batches()
+        entries = tree_entries(data, part, projection, types, vectors=vectors)
+        yield from (matching_rows(entries, projection) if projection.has_tests else entries).to_batches()
         return
     columns = {field_id: types.stats[field_id] for field_id in types.columns}
     entries = tree_entries(data, part, stats_for_maps(projection, columns), types, vectors=vectors)

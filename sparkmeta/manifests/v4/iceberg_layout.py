@@ -110,7 +110,7 @@ def iceberg_paths(
         fields: partition field id -> id of the stats that hold its values in memory.
         vectors: whether the entries' deletion vectors are read, instead of the entries.
     """
-    names = ("location", "partition_spec_id") if vectors else ("content_type", "location", *columns)
+    names = ("location", "partition_spec_id") if vectors else ("content_type", *columns)
     ids = {_IDS[name] for name in names if name in _IDS} | {_COLUMN_FILES, _VECTOR if vectors else _INFO}
     structs = {stats_struct_id(stats_id) for stats_id in stats}
     wanted_children = {_STATS: structs, PARTITION_FIELD_ID: {*fields}, _TRACKING: {*_READ_TRACKING}}
