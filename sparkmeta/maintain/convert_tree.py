@@ -349,16 +349,7 @@ class _Conversion:
 
 def _as_tree_rows(types: TreeTypes, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for table in converted(batches, types, spec_id, "a delete manifest"):
-        yield from _with_sizes(table).to_batches()
-
-
-def _with_sizes(deletes: pa.Table) -> pa.Table:
-    """Return deletes with file sizes that the vectors fit into, since entries of data files don't tell these sizes."""
-    blob = deletes.column("deletion_vector")
-    end = pc.add(pc.struct_field(blob, "offset"), pc.struct_field(blob, "size_in_bytes"))
-    index = deletes.column_names.index("file_size_in_bytes")
-    sizes = pc.max_element_wise(deletes.column(index), end)
-    return deletes.set_column(index, deletes.schema.field(index), sizes)
+        yield from table.to_batches()
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------

@@ -239,7 +239,8 @@ class _Entries:
             "deletion_vector": vector,
             "partition_spec_id": self._field("partition_spec_id"),
             "record_count": values["record_count"],
-            "file_size_in_bytes": values["size_in_bytes"],
+            # Entries tell no size of the Puffin file. It has at least the bytes up to the end of the vector.
+            "file_size_in_bytes": pc.add(values["offset"], values["size_in_bytes"]),
             "referenced_file": self._field("location"),
         }
 
