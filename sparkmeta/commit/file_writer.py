@@ -38,7 +38,7 @@ from sparkmeta.commit.leaves import (
     write_few_leaves,
 )
 from sparkmeta.commit.lists import manifest_format
-from sparkmeta.commit.moved_files import VECTOR_PATH, vector_columns, write_moved
+from sparkmeta.commit.moved_files import VECTOR_PATH, vector_columns, write_beside, write_moved
 from sparkmeta.commit.new_files import (
     ListedFiles,
     NewFiles,
@@ -53,11 +53,14 @@ from sparkmeta.entries import relation
 from sparkmeta.entries.live import is_kind
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.relation import (
+    among,
     beside,
     collected,
     columns_of,
     computed,
+    distinct,
     few,
+    few_or_many,
     first,
     frame_of,
     matching,
@@ -100,6 +103,7 @@ _MANIFEST_PATH = "manifest_path"
 # The place of a data file in a leaf: column -> path in entries.
 _TARGET = {"data_path": "location", MANIFEST: MANIFEST, ORDINAL: ORDINAL}
 _DATA = (int(ContentType.DATA),)
+_DATA_OF_VECTOR = {"referenced_file": "location"}
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 # The maximum argument of DataFrame.limit(), minus the extra row that detects whether there are more.
 _MOST_LIMIT = (1 << 31) - 2
@@ -119,21 +123,23 @@ class FileWriter:
     searches: Searches
     snapshot_id: int
 
-    def add(self, files: Relation, allowed: Collection[int], on_driver: int) -> NewFiles:
+    def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """Convert files to entries. Jobs write many files to leaves.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
-            on_driver: the number of files that the commit has put into the root so far.
+            added: the new files of the commit so far.
 
         Raises:
             ValidationError: a row does not describe a file of this table.
         """
-        room = max(0, self.options.direct_files - on_driver)
-        if int(ContentType.DATA) not in allowed and self.state.tree is not None:
-            add_deletes = self._add_deletes if not self.form.layout.colocates else self._add_in_entries
-            return add_deletes(files, room, allowed)
+        room = self._room(added)
+        if int(ContentType.DATA) not in allowed:
+            if self.form.iceberg is not None:
+                return self._add_in_entries(files, allowed, added)
+            if self.state.tree is not None:
+                return self._add_deletes(files, room, allowed)
         described = some_columns(files, DESCRIPTION_COLUMNS)
         first_files = relation.head(described, min(room, _MOST_LIMIT) + 1)
         if len(first_files) <= room:
@@ -142,12 +148,12 @@ class FileWriter:
             return self._few_in_leaves(self._rows.entries(few_files), allowed)
         return self._in_leaves(self._written(self._entries(frame_of(described, self.state))), allowed)
 
-    def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
         """Convert the live data files of another table to entries. Jobs write many files to leaves.
 
         Args:
             source: the other table.
-            on_driver: the number of files that the commit has put into the root so far.
+            added: the new files of the commit so far.
             with_deletes: whether the commit adds the table's deletes too.
 
         Raises:
@@ -158,7 +164,7 @@ class FileWriter:
             refuse_other_deletes(files.state, self.state)
         else:
             refuse_deletes(files.state, self.state)
-        if files.count <= max(0, self.options.direct_files - on_driver):
+        if files.count <= self._room(added):
             return self._direct(files.entries(), _DATA)
         return self._in_leaves(files.leaves(), _DATA)
 
@@ -169,10 +175,13 @@ class FileWriter:
             ValidationError: a deletion vector is older than its data file.
         """
         files = table_files(source, self.state, self.form, self.options)
-        if not (files.deletes.leaves or files.deletes.files):
+        if not len(files.deletes):
             return NewFiles()
-        vectors, room = files.vectors(self.state), max(0, self.options.direct_files - added.on_driver)
-        return self._add_placed(self._with_new_owners(vectors, added), room, _DELETES)
+        vectors = files.vectors(self.state)
+        if self.form.iceberg is not None:
+            # All of them are vectors of the table's data files.
+            return self._of_new_data(few_or_many(vectors, self.state), _DELETES, added)[0]
+        return self._add_placed(self._with_new_owners(vectors, added), self._room(added), _DELETES)
 
     def _with_new_owners(self, vectors: DataFrame, added: NewFiles) -> DataFrame:
         """Return deletion vectors with `owner`, the new data leaf that holds their data file."""
@@ -181,6 +190,10 @@ class FileWriter:
             return vectors.withColumn(OWNER, F.lit(None).cast("string"))
         entries = leaf_frame(self.state, leaves, EntryProjection.of(("location", "version_info")))
         return with_owners(vectors, named_owners(self.state, entries, dict(enumerate(leaves["location"].to_pylist()))))
+
+    def _room(self, added: NewFiles) -> int:
+        """Return the number of files that the commit may still put into the root."""
+        return max(0, self.options.direct_files - added.on_driver)
 
     def _entries(self, files: DataFrame) -> DataFrame:
         return map_arrow(files, self._rows.batches, self._rows.schema)
@@ -257,7 +270,7 @@ class FileWriter:
 
     # -- Deletes of trees in the layout of the Iceberg project -----------------------------------------------------
 
-    def _add_in_entries(self, files: Relation, room: int, allowed: Collection[int]) -> NewFiles:
+    def _add_in_entries(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """Add deletes to a tree whose data entries hold deletion vectors.
 
         Few go into the root. With many deletion vectors, the entries of their data files are written to new leaves.
@@ -267,24 +280,77 @@ class FileWriter:
         if few_files is not None:
             entries, named = self._rows.entries(few_files), _named_manifests(few_files)
             is_vector = one_of(entries, [ContentType.POSITION_DELETES])
-            if len(entries) <= room:
-                return self._direct(entries, allowed).plus(NewFiles(named=named))
-            vectors = entries.filter(is_vector)
-            targets = find_targets(self.state, new_entries(self.state, vectors), named, self.searches)
-            added = self._moved(vectors, columns_of(targets, _TARGET), allowed)
             others = entries.filter(pc.invert(is_vector))
-            if len(others):
-                added = added.plus(self._few_deletes(others, room, allowed))
-            return added.plus(NewFiles(named=named))
+            new, of_others = self._of_new_data(entries.filter(is_vector), allowed, added)
+            new, room = new.plus(NewFiles(named=named)), self._room(added.plus(new))
+            vectors = collected(of_others).cast(self.form.schema)
+            if len(vectors) + len(others) <= room:
+                return new.plus(self._direct(pa.concat_tables([vectors, others]).combine_chunks(), allowed))
+            if len(vectors):
+                targets = find_targets(self.state, new_entries(self.state, vectors), named, self.searches)
+                new = new.plus(self._moved(vectors, columns_of(targets, _TARGET), allowed))
+            return new.plus(self._few_deletes(others, room, allowed)) if len(others) else new
         entries = materialize(self._entries(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)))
-        vectors = where(entries, is_kind(ContentType.POSITION_DELETES))
-        leaves = live_leaves(self.state, ContentType.DATA_MANIFEST)
-        data = where(live_entries(self.state, leaves), is_kind(ContentType.DATA))
-        added = self._moved(vectors, columns_of(data, _TARGET), allowed)
+        new, of_others = self._of_new_data(where(entries, is_kind(ContentType.POSITION_DELETES)), allowed, added)
+        if first(of_others) is not None:
+            leaves = live_leaves(self.state, ContentType.DATA_MANIFEST)
+            data = where(live_entries(self.state, leaves), is_kind(ContentType.DATA))
+            new = new.plus(self._moved(of_others, columns_of(data, _TARGET), allowed))
         others = entries.where(F.col("content_type") != int(ContentType.POSITION_DELETES))
         if first(others) is None:
-            return added
-        return added.plus(self._in_leaves(self._written(others), allowed))
+            return new
+        return new.plus(self._in_leaves(self._written(others), allowed))
+
+    def _of_new_data(self, vectors: Relation, allowed: Collection[int], added: NewFiles) -> tuple[NewFiles, Relation]:
+        """Add deletion vectors of data files that the commit adds, where their data files are.
+
+        New leaves are written again with the vectors.
+
+        Args:
+            vectors: entries of deletion vectors.
+            allowed: the content types that the operation may add.
+            added: the new files of the commit so far.
+
+        Returns:
+            The added vectors, and the vectors of other files.
+
+        Raises:
+            ValidationError: a data file gets two vectors.
+        """
+        data, new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST), NewFiles()
+        self._refuse_repeated(vectors)
+        if data.rows is not None:
+            of_rows = collected(matching(vectors, data.rows, _DATA_OF_VECTOR))
+            new = self._direct(of_rows.cast(self.form.schema).combine_chunks(), allowed)
+            vectors = matching(vectors, data.rows, _DATA_OF_VECTOR, absent=True)
+        if data.leaves is None or first(vectors) is None:
+            return new, vectors
+        projection = EntryProjection.of(("location", "version_info"))
+        targets = columns_of(computed(data.entries_of_leaves(self.state, projection)), _TARGET)
+        placed = computed(where(self._placed(vectors, targets), sql.col(MANIFEST).isNotNull()))
+        if first(placed) is None:
+            return new, vectors
+        rewritten = data.leaves.take(pc.unique(distinct(placed, [MANIFEST]).column(MANIFEST)))
+        leaves = write_beside(self.state, placed, data.leaves, self.form)
+        of_leaves = matching(vectors, placed, {"referenced_file": VECTOR_PATH})
+        new = new.plus(
+            NewFiles(
+                leaves=pa.concat_tables([leaves, vector_leaves(leaves)]),
+                tally=Tally(_counts(of_leaves), None),
+                superseded=frozenset(rewritten.column("location").to_pylist()),
+            )
+        )
+        return new, matching(vectors, placed, {"referenced_file": VECTOR_PATH}, absent=True)
+
+    def _placed(self, vectors: Relation, targets: Relation) -> Relation:
+        """Return deletion vectors as the column `vector`, beside the places of their data files or nulls."""
+        snapshot_id = sql.lit(self.snapshot_id).cast("bigint")
+        return beside(select(vectors, vector_columns(Status.ADDED, snapshot_id)), targets, VECTOR_PATH, "data_path")
+
+    def _refuse_repeated(self, vectors: Relation) -> None:
+        if duplicate := repeated(vectors, ["referenced_file"]):
+            path = duplicate["referenced_file"]
+            raise ValidationError(f"{self.state.metadata.location}: {path} gets two deletion vectors in one commit")
 
     def _moved(self, vectors: Relation, targets: Relation, allowed: Collection[int]) -> NewFiles:
         """Write data files with new deletion vectors to leaves. Vectors of the root's own files go into the root.
@@ -295,31 +361,21 @@ class FileWriter:
             allowed: the content types that the operation may add.
 
         Raises:
-            ValidationError: a data file gets two vectors.
             CommitConflictError: a data file is not live.
         """
         state = self.state
-        if duplicate := repeated(vectors, ["referenced_file"]):
-            path = duplicate["referenced_file"]
-            raise ValidationError(f"{state.metadata.location}: {path} gets two deletion vectors in one commit")
         if lost := first(matching(vectors, targets, {"referenced_file": "data_path"}, absent=True)):
             problem = f"{lost['referenced_file']}, of a new deletion vector, is not a live file"
             raise CommitConflictError(f"{state.metadata.location}: {problem}")
         in_root = sql.col(MANIFEST).isin(root_manifests(state).column(MANIFEST).to_pylist())
         of_root = collected(matching(vectors, where(targets, in_root), {"referenced_file": "data_path"}))
         direct = self._direct(of_root.cast(self.form.schema).combine_chunks(), allowed)
-        new_vectors = select(vectors, vector_columns(Status.ADDED, sql.lit(self.snapshot_id).cast("bigint")))
-        beside_targets = beside(new_vectors, where(targets, ~in_root), VECTOR_PATH, "data_path")
-        placed = where(beside_targets, sql.col(MANIFEST).isNotNull())
+        placed = where(self._placed(vectors, where(targets, ~in_root)), sql.col(MANIFEST).isNotNull())
         leaves = write_moved(state, computed(placed), self.form)
         if not len(leaves):
             return direct
         vector_manifests = vector_leaves(leaves)
-        if isinstance(vectors, pa.Table):
-            is_of_root = pc.is_in(vectors.column("referenced_file"), whole(of_root.column("referenced_file")))
-            counts = tally_of(vectors.filter(pc.invert(is_of_root)))
-        else:
-            counts = _counts_of_leaves(state, vector_manifests)
+        counts = _counts(among(vectors, "referenced_file", whole(of_root.column("referenced_file")), absent=True))
         return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=Tally(counts, None)))
 
     def _may_own(self, manifests: pa.Table) -> pa.Array:
@@ -354,8 +410,14 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
     """Count the files in leaves that were just written, by kind. Runs a job that scans a few narrow columns."""
     columns = ("content_type", "file_format", "record_count", "file_size_in_bytes", "deletion_vector")
+    return _counts(leaf_frame(state, leaves, state.projection(columns)))
+
+
+def _counts(entries: Relation) -> dict[FileKind, KindCount]:
+    """Count new files by kind. For a DataFrame, runs a job."""
+    if isinstance(entries, pa.Table):
+        return tally_of(entries)
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-    entries = leaf_frame(state, leaves, state.projection(columns))
     totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
     sums = entries.groupBy("content_type", "file_format").agg(*totals)
     return sums_by_kind(

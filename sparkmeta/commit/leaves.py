@@ -15,16 +15,19 @@ from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_vers
 from sparkmeta.entries.live import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
+from sparkmeta.entries.relation import at_most_one
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import sorted_indices, whole
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.v4.colocated import with_vectors
+from sparkmeta.manifests.v4.convert import conversion_projection, converted
+from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, leaves_on_driver, write_owned_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
+from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
@@ -180,6 +183,31 @@ def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, 
     table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
     names = F.broadcast(local_frame(state.spark, table))
     return entries.join(names, MANIFEST).select(F.col("location").alias(_DATA_PATH), OWNER)
+
+
+# -- Deletes of other manifests ---------------------------------------------------------------------------------------
+
+
+def converted_deletes(state: TableState, manifests: pa.Table) -> DataFrame:
+    """Return the live deletes of delete manifests, rows of `state.manifests`, as rows of `tree_schema`.
+
+    In a tree in the layout of the Iceberg project, the deletion vectors in entries of data files are among these.
+    """
+    types = state.types.tree_types
+    specs = manifests.column("partition_spec_id")
+    spec_ids = sorted(types.spec_fields if specs.null_count else {*specs.to_pylist()})
+    schema = tree_schema(types.stats)
+    frames = []
+    for spec_id in spec_ids:
+        entries = state.live_entries(manifests, conversion_projection(types, spec_id))
+        of_spec = entries.where(F.col("partition_spec_id") == spec_id)
+        frames.append(map_arrow(of_spec, partial(_as_tree_rows, types, spec_id), schema))
+    return at_most_one(frames)[0]
+
+
+def _as_tree_rows(types: TreeTypes, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for table in converted(batches, types, spec_id, "a delete manifest"):
+        yield from table.to_batches()
 
 
 # -- Keep a root small ------------------------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from sparkmeta.commit.compaction_tasks import physical_entries
 from sparkmeta.commit.next_root import restamped, union_of_masks
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.entries.records import PART_SCHEMA, whole_manifests
+from sparkmeta.errors import ValidationError
 from sparkmeta.expr import sql
-from sparkmeta.expr.arrays import from_stream, to_stream, whole
+from sparkmeta.expr.arrays import from_stream, indices_where, to_stream, whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import combined, task_rows
 from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE
+from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import LEAF_SCHEMA, encode_leaf, leaf_count, pieces, put_behind, written_rows
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
 from sparkmeta.snapshot.search import rows_by_manifest
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.next_root import TreeChange
     from sparkmeta.commit.removed_files import Removal
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.expr.sql import Aliased, Sql
     from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.manifests.v4.write import LeafFormat
@@ -116,9 +119,18 @@ class Moving:
         index = table.column_names.index(VECTOR)
         if unit["whole"]:
             rows = pc.index_in(pa.array(np.arange(len(table)), pa.int64()), ordinals)
-            return table.set_column(index, table.schema.field(index), vectors.take(rows))
+            return table.set_column(index, table.schema.field(index), self._beside(table, vectors.take(rows), unit))
         moved = restamped(table.take(ordinals), status=Status.EXISTING)
         return moved.set_column(index, moved.schema.field(index), vectors)
+
+    @staticmethod
+    def _beside(table: pa.Table, vectors: pa.StructArray, unit: Mapping[str, Any]) -> pa.Array:
+        """Return the new vectors of entries and, of entries without one, the vectors that they have."""
+        before = whole(table.column(VECTOR))
+        for row in indices_where(pc.and_(before.is_valid(), vectors.is_valid())).to_pylist():
+            path = table.column("location")[row].as_py()
+            raise ValidationError(f"{unit['location']}: {path} gets two deletion vectors in one commit")
+        return pc.if_else(vectors.is_valid(), vectors, before)
 
 
 def moved_rows(state: TableState, positions: Mapping[str, PositionBitmap], form: LeafFormat) -> pa.Table:
@@ -135,7 +147,7 @@ def moved_rows(state: TableState, positions: Mapping[str, PositionBitmap], form:
     chosen = manifests.filter(pc.is_in(manifests.column("location"), pa.array(sorted(positions), pa.string())))
     places = zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True)
     entries = {manifest: to_stream(_ordinals(positions[location])) for manifest, location in places}
-    units = _units(state, chosen, entries)
+    units = _units(leaf_units(state, chosen), entries)
     if state.access.driver_opens(len(units), MOST_REQUESTS):
         moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
         rows = map_on_driver(units, moving.read, _ROWS)
@@ -151,11 +163,16 @@ def _ordinals(bitmap: PositionBitmap) -> pa.Table:
     return pa.Table.from_arrays([ordinals, pa.nulls(len(ordinals), VECTOR_TYPE)], schema=_CHOSEN)
 
 
-def _units(state: TableState, manifests: pa.Table, entries: Mapping[int, bytes]) -> pa.Table:
-    """Return the entries of leaves, rows of `state.manifests`, as units of work."""
-    parts = leaf_units(state, manifests)
+def _units(parts: pa.Table, entries: Mapping[int, bytes], *, whole: bool = False) -> pa.Table:
+    """Return entries of leaves as units of work.
+
+    Args:
+        parts: the leaves, as the first columns of `UNIT_SCHEMA`.
+        entries: the entries by the small id of their leaf.
+        whole: whether the other entries of the leaves move as well.
+    """
     streams = [entries[manifest] for manifest in parts.column(MANIFEST).to_pylist()]
-    columns = {"entries": pa.array(streams, pa.binary()), "whole": pa.repeat(False, len(parts))}
+    columns = {"entries": pa.array(streams, pa.binary()), "whole": pa.repeat(whole, len(parts))}
     for name, values in columns.items():
         parts = parts.append_column(UNIT_SCHEMA.field(name), values)
     return parts
@@ -167,8 +184,11 @@ def leaf_units(state: TableState, manifests: pa.Table) -> pa.Table:
     `file_format` is null for leaves in the root's layout.
     """
     assert state.tree is not None
+    return _leaf_units(manifests, state.tree.has_old_layout(manifests))
+
+
+def _leaf_units(manifests: pa.Table, is_old: pa.Array) -> pa.Table:
     parts = whole_manifests(manifests)
-    is_old = state.tree.has_old_layout(manifests)
     formats = pc.if_else(is_old, whole(manifests.column("file_format")), pa.scalar(None, pa.string()))
     by_id = pc.index_in(whole(parts.column(MANIFEST)), whole(manifests.column(MANIFEST)).cast(pa.int32()))
     index = parts.column_names.index("file_format")
@@ -179,7 +199,7 @@ def leaf_units(state: TableState, manifests: pa.Table) -> pa.Table:
 # -- Write many files with new deletion vectors to leaves -------------------------------------------------------------
 
 
-def write_moved(state: TableState, placed: pa.Table | DataFrame, form: LeafFormat) -> pa.Table:
+def write_moved(state: TableState, placed: Relation, form: LeafFormat) -> pa.Table:
     """Write data files with new deletion vectors to leaves, and return the root's entries for these.
 
     Few files are written on the driver.
@@ -189,17 +209,43 @@ def write_moved(state: TableState, placed: pa.Table | DataFrame, form: LeafForma
         placed: the places of the files in leaves, `manifest` and `ordinal`, with their new vector in `vector`.
         form: the format of the new leaves.
     """
-    data = state.data_manifests
+    return _written(state, placed, leaf_units(state, state.data_manifests), form)
+
+
+def write_beside(state: TableState, placed: Relation, leaves: pa.Table, form: LeafFormat) -> pa.Table:
+    """Write the entries of new leaves to other leaves with deletion vectors, and return the root's entries for these.
+
+    Few files are written on the driver.
+
+    Args:
+        state: the table.
+        placed: the places of data files, `manifest` and `ordinal`, with their vector in `vector`. `manifest` is an
+            index in `leaves`.
+        leaves: the root's entries for the new leaves. Leaves without a place in `placed` are not written.
+        form: the format of the leaves.
+
+    Raises:
+        ValidationError: a data file has a vector already.
+    """
+    manifests = leaf_manifests(leaves, pa.array(range(len(leaves)), pa.int32()))
+    parts = _leaf_units(manifests, pa.repeat(False, len(leaves)))
+    return _written(state, placed, parts, form, whole=True)
+
+
+def _written(
+    state: TableState, placed: Relation, parts: pa.Table, form: LeafFormat, *, whole: bool = False
+) -> pa.Table:
+    """Write entries of leaves; see `write_moved` and `_units`."""
     if isinstance(placed, pa.Table):
         by_manifest = {manifest: to_stream(_chosen(rows)) for manifest, rows in rows_by_manifest(placed).items()}
-        chosen = data.filter(pc.is_in(data.column(MANIFEST), pa.array([*by_manifest], pa.int32())))
-        units = _units(state, chosen, by_manifest)
+        chosen = parts.filter(pc.is_in(parts.column(MANIFEST), pa.array([*by_manifest], pa.int32())))
+        units = _units(chosen, by_manifest, whole=whole)
         if state.access.driver_opens(len(units), MOST_REQUESTS):
             moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
             return written_rows(map_on_driver(units, moving.write, LEAF_SCHEMA, runs=True), form)
         frame = local_frame(state.spark, units)
     else:
-        frame = _units_of(state, placed)
+        frame = _units_of(state, placed, parts, whole=whole)
     moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
     return written_rows(map_arrow(frame, moving.write, LEAF_SCHEMA).toArrow(), form)
 
@@ -208,24 +254,22 @@ def _chosen(rows: pa.Table) -> pa.Table:
     return rows.select(_CHOSEN.names).cast(_CHOSEN).combine_chunks()
 
 
-def _units_of(state: TableState, placed: DataFrame) -> DataFrame:
-    """Return the places of many files as units of work."""
+def _units_of(state: TableState, placed: DataFrame, parts: pa.Table, *, whole: bool) -> DataFrame:
+    """Return the places of many files as units of work; see `_units`."""
     from pyspark.sql import functions as F
 
-    kind = pa.schema([UNIT_SCHEMA.field(name) for name in (MANIFEST, "entries", "whole")])
+    kind = pa.schema([UNIT_SCHEMA.field(name) for name in (MANIFEST, "entries")])
     grouped = placed.select(MANIFEST, ORDINAL, VECTOR).groupBy(MANIFEST).applyInArrow(_as_unit, spark_schema(kind))
-    leaves = F.broadcast(local_frame(state.spark, leaf_units(state, state.data_manifests)))
-    return leaves.join(grouped, MANIFEST).select(*UNIT_SCHEMA.names)
+    leaves = F.broadcast(local_frame(state.spark, parts))
+    return leaves.join(grouped, MANIFEST).withColumn("whole", F.lit(whole)).select(*UNIT_SCHEMA.names)
 
 
 def _as_unit(rows: pa.Table) -> pa.Table:
-    """Return the files of one leaf as a unit without the leaf's columns."""
+    """Return the files of one leaf as a unit without the leaf's columns and `whole`."""
     ordered = rows.sort_by(ORDINAL)
     stream = to_stream(_chosen(ordered))
     manifest = rows.column(MANIFEST)[0].as_py()
-    return pa.table(
-        {MANIFEST: pa.array([manifest], pa.int32()), "entries": pa.array([stream], pa.binary()), "whole": [False]}
-    )
+    return pa.table({MANIFEST: pa.array([manifest], pa.int32()), "entries": pa.array([stream], pa.binary())})
 
 
 VECTOR_PATH = "vector_path"

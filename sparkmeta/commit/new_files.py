@@ -197,6 +197,8 @@ class NewFiles:
         named: locations of the data files' manifests, as named by the rows of deletion vectors.
         moved: the root's entries for leaves with data files of the table that get deletion vectors, in the layout of
             the Iceberg project. `leaves` has the manifests of these vectors.
+        superseded: locations of leaves of files that were added before, whose entries are in `leaves` with deletion
+            vectors.
     """
 
     rows: pa.Table | None = None
@@ -204,15 +206,21 @@ class NewFiles:
     tally: Tally = field(default_factory=Tally)
     named: frozenset[str] = frozenset()
     moved: pa.Table | None = None
+    superseded: frozenset[str] = frozenset()
 
     def plus(self, other: NewFiles) -> NewFiles:
-        """Return these files and the other files."""
+        """Return these files and the other files, which are added later."""
+        staying = self.leaves
+        if staying is not None and other.superseded:
+            is_superseded = pc.is_in(staying.column("location"), pa.array(sorted(other.superseded), pa.string()))
+            staying = staying.filter(pc.invert(is_superseded))
         rows, leaves, moved = (
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
-            for pair in ((self.rows, other.rows), (self.leaves, other.leaves), (self.moved, other.moved))
+            for pair in ((self.rows, other.rows), (staying, other.leaves), (self.moved, other.moved))
         )
         tally, named = self.tally.plus(other.tally), self.named | other.named
-        return replace(self, rows=rows, leaves=leaves, tally=tally, named=named, moved=moved)
+        superseded = self.superseded | other.superseded
+        return replace(self, rows=rows, leaves=leaves, tally=tally, named=named, moved=moved, superseded=superseded)
 
     @property
     def on_driver(self) -> int:
@@ -253,6 +261,12 @@ class NewFiles:
             return local_frame(state.spark, projection.schema.empty_table())
         union = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
         return union.withColumn(MANIFEST, F.lit(None).cast("int"))
+
+    def entries_of_leaves(self, state: TableState, projection: EntryProjection) -> Relation:
+        """Return the files in `leaves` as entries. `manifest` is the index of their leaf."""
+        assert self.leaves is not None
+        by_driver = state.access.alone or is_few(self._count_in_leaves())
+        return (few_entries if by_driver else leaf_frame)(state, self.leaves, projection)
 
     def sharing_partitions(self, state: TableState, manifests: pa.Table) -> pa.Table:
         """Return the rows of `state.manifests` that may share a partition with the files."""

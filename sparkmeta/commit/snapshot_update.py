@@ -276,7 +276,8 @@ class Attempt:
     def _add(self, writer: SnapshotWriter) -> NewFiles:
         all_added = writer.nothing
         tables = [part.files for part in self.changes.added if part.kinds == DELETES]
-        for part in self.changes.added:
+        # Deletion vectors may be written to the entries of new data files.
+        for part in sorted(self.changes.added, key=lambda part: part.kinds == DELETES):
             files = part.files
             if not isinstance(files, TableState):
                 new_files = writer.add(files, part.kinds, all_added)

@@ -281,15 +281,20 @@ class TreeWriter:
 
     def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        return self._files.add(files, allowed, added.on_driver)
+        return self._noted(self._files.add(files, allowed, added))
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
         """See `SnapshotWriter.add_table`."""
-        return self._files.add_table(source, added.on_driver, with_deletes=with_deletes)
+        return self._files.add_table(source, added, with_deletes=with_deletes)
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add_vectors`."""
-        return self._files.add_vectors(source, added)
+        return self._noted(self._files.add_vectors(source, added))
+
+    def _noted(self, added: NewFiles) -> NewFiles:
+        """Note the leaves that no root will reference, so that they are deleted."""
+        self.names.written.update(added.superseded)
+        return added
 
     @property
     def _files(self) -> FileWriter:

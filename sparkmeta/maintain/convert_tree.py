@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from sparkmeta.commit.compaction_groups import Group
 from sparkmeta.commit.compaction_job import RewriteJob
 from sparkmeta.commit.leaves import (
     DELETE_ENTRY_BYTES,
+    converted_deletes,
     leaf_frame,
     named_owners,
     partition_columns,
@@ -39,14 +40,13 @@ from sparkmeta.expr import sql
 from sparkmeta.maintain.compact_manifests import CONTENT_NAMES
 from sparkmeta.maintain.plans import PlanSummary, RewriteStep, TablePlan
 from sparkmeta.manifests.v4.colocated import VECTOR
-from sparkmeta.manifests.v4.convert import conversion_projection, converted
-from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import FILES, LEAVES, in_files
 from sparkmeta.manifests.v4.root import one_of as has_kind
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.manifests.v4.write import leaf_count, write_leaves
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
-from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.session import local_frame, materialize
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.tree_layout import LAYOUTS, TreeLayout
@@ -310,29 +310,17 @@ class _Conversion:
             return
         state, form = self.state, self._job.form
         if not len(data_leaves):
-            yield self._written(self._converted_deletes())
+            yield self._written(converted_deletes(state, self._deletes))
             return
         locations = dict(enumerate(data_leaves.column("location").to_pylist()))
         entries = leaf_frame(state, data_leaves, EntryProjection.of(("location", "version_info")))
-        deletes = materialize(with_owners(self._converted_deletes(), named_owners(state, entries, locations)))
+        deletes = materialize(
+            with_owners(converted_deletes(state, self._deletes), named_owners(state, entries, locations))
+        )
         least = self._job.scope.limits.affiliated_deletes
         unaffiliated, affiliated = write_affiliated(deletes, form, least, DELETE_ENTRY_BYTES)
         yield affiliated
         yield self._written(unaffiliated.drop("owner"))
-
-    def _converted_deletes(self) -> DataFrame:
-        """Return the live deletes as rows of `tree_schema`."""
-        state, types = self.state, self.state.types.tree_types
-        schema = tree_schema(types.stats)
-        frames = []
-        for spec_id in sorted(types.spec_fields):
-            entries = state.live_entries(self._deletes, conversion_projection(types, spec_id))
-            of_spec = entries.where(F.col("partition_spec_id") == spec_id)
-            frames.append(map_arrow(of_spec, partial(_as_tree_rows, types, spec_id), schema))
-        union = frames[0]
-        for frame in frames[1:]:
-            union = union.unionByName(frame)
-        return union
 
     def _written(self, entries: DataFrame) -> pa.Table:
         """Write entries to leaves in the order of their partitions and paths."""
@@ -345,11 +333,6 @@ class _Conversion:
         keys = ["content_type", "partition_spec_id", *partition_columns(self.state), "location"]
         ordered = materialized.repartitionByRange(leaf_count(count, size, form.target_bytes), *keys)
         return write_leaves(ordered.sortWithinPartitions(*keys), form)
-
-
-def _as_tree_rows(types: TreeTypes, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for table in converted(batches, types, spec_id, "a delete manifest"):
-        yield from table.to_batches()
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------

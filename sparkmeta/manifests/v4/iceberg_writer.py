@@ -170,6 +170,10 @@ def _file_rows(files: pa.Table, vectors: pa.Table, moves: Moves) -> list[_Rows]:
     """Return the entries of a root's files: pairs of REPLACED and MODIFIED ones for changed deletion vectors."""
     vector_status = pc.struct_field(vectors.column("version_info"), "status")
     is_removed = pc.equal(vector_status, int(Status.DELETED))
+    has_file = pc.is_in(vectors.column("referenced_file"), whole(files.column("location")))
+    for row in indices_where(pc.invert(pc.or_(is_removed, has_file))).to_pylist():
+        path = vectors.column("referenced_file")[row].as_py()
+        raise ValidationError(f"{path}: its deletion vector is in the root, and its entry is not")
     old_vectors, new_vectors = (
         whole(with_vectors(files, vectors.filter(rows)).column(VECTOR)) for rows in (is_removed, pc.invert(is_removed))
     )
