@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,16 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.entries.live import FILE_COUNTS, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
-from sparkmeta.entries.relation import beside, collected, frame_of, grouped, select, where, with_columns
+from sparkmeta.entries.relation import (
+    beside,
+    collected,
+    frame_of,
+    grouped,
+    select,
+    some_columns,
+    where,
+    with_columns,
+)
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import identity
@@ -87,7 +97,7 @@ def entries(state: TableState, columns: Sequence[str] | None, most_entries: int)
 
 
 _NEWEST = "newest"
-_OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "content", "first_row_id")]
+_OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "content", "file_format", "first_row_id")]
 
 
 def all_files(
@@ -126,6 +136,19 @@ def all_entries_of(
     """
     if manifests is None:
         manifests = reachable_manifests(state, content, most_entries)
+    if not state.has_trees:
+        return _entries_of_reachable(state, projection, manifests, most_entries)
+    columns = tuple(dict.fromkeys([*projection.columns, "content_type"]))
+    read = _entries_of_reachable(state, replace(projection, columns=columns), manifests, most_entries)
+    # A root is listed once for its data files and once for its deletes.
+    is_data = sql.col("content_type") == int(ContentType.DATA)
+    return some_columns(where(read, (sql.col(MANIFEST) == 0) == is_data), projection.schema.names)
+
+
+def _entries_of_reachable(
+    state: TableState, projection: EntryProjection, manifests: Relation, most_entries: int
+) -> Relation:
+    """Return the entries of manifests, rows of `REACHABLE`. `manifest` is the content of their manifest."""
     trees = state.types.tree_types if state.has_trees else None
     if isinstance(manifests, pa.Table) and _driver_decodes(state, manifests, most_entries):
         decoder = EntryDecoder(state.access.files, trees, state.types.locations)
@@ -158,7 +181,7 @@ def reachable_manifests(state: TableState, content: ContentType | None, most_man
     listed = listed_manifests(state, partial(reachable_rows, spec_transforms(state)), REACHABLE, most_manifests)
     if content is not None:
         listed = where(listed, sql.col("content") == int(content) - int(ContentType.DATA_MANIFEST))
-    keys = sql.columns("manifest_path", "content")
+    keys = sql.columns("manifest_path", "content", "file_format")
     newest = sql.struct(*sql.columns("first_row_id", *_OTHERS))
     chosen = grouped(listed, keys, [sql.call("max", newest).alias(_NEWEST)])
     return select(chosen, [*keys, *(sql.col(_NEWEST)[name].alias(name) for name in ("first_row_id", *_OTHERS))])
@@ -186,8 +209,8 @@ _PART_COLUMNS = {
 
 def _whole_parts(manifests: Relation) -> Relation:
     """Return manifests, rows of `REACHABLE`, as rows of `PART_SCHEMA` for all of a manifest."""
-    numbers = {MANIFEST: 0, "part": 0, "parts": 1}
-    columns = [sql.lit(number).alias(name) for name, number in numbers.items()]
+    numbers = {MANIFEST: sql.col("content"), "part": sql.lit(0), "parts": sql.lit(1)}
+    columns = [number.alias(name) for name, number in numbers.items()]
     return select(manifests, [*(sql.col(path).alias(name) for name, path in _PART_COLUMNS.items()), *columns])
 
 
@@ -195,7 +218,7 @@ def _task_parts(state: TableState, manifests: DataFrame, projection: EntryProjec
     """Return the parts of manifests, rows of `REACHABLE`, as rows of `PART_SCHEMA`, distributed among tasks."""
     counted = F.lit("first_row_id" in projection.columns) & F.col("first_row_id").isNotNull()
     needed = F.ceil(F.col("file_size_in_bytes") / part_bytes(state.settings.split_manifest_bytes))
-    is_whole = counted | (F.col("file_format") == "PARQUET")
+    is_whole = counted | (F.col("file_format") != "AVRO")
     count = F.when(is_whole, 1).otherwise(F.greatest(F.lit(1), needed)).cast("int")
     manifests = frame_of(_whole_parts(manifests), state).withColumn("parts", count)
     shares = manifests.withColumn("part", F.explode(F.sequence(F.lit(0), F.col("parts") - 1)))

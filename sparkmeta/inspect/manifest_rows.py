@@ -17,6 +17,7 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_l
 from sparkmeta.entries.live import FILE_COUNTS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.partition_text import human_strings
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.tree_manifests import listed_root
 from sparkmeta.spec.locations import Locations
@@ -149,7 +150,11 @@ def all_manifests_rows(
 
 
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
-    """Return the manifests of one snapshot's list as `REACHABLE`."""
+    """Return the manifests of one snapshot's list as `REACHABLE`.
+
+    In the layout of the Iceberg project, the deletion vectors in a data manifest are a delete manifest of the format
+    `VECTORS` at the same path. Any root with deletes may have such vectors, beside other deletes.
+    """
     encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
     if len(encrypted):
         path = encrypted.column("manifest_path")[0].as_py()
@@ -157,9 +162,15 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
             f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
         )
     _spec_rows(manifests, specs, location)
-    is_parquet = pc.ends_with(pc.utf8_lower(manifests.column("manifest_path")), ".parquet")
-    file_format = pc.if_else(is_parquet, "PARQUET", "AVRO")
-    return manifests.append_column("file_format", file_format).select(REACHABLE.names).cast(REACHABLE)
+    paths, is_data = manifests.column("manifest_path"), pc.equal(manifests.column("content"), _DATA)
+    is_root = pc.equal(paths, location)
+    has_vectors = pc.and_not(pc.is_in(paths, paths.filter(is_data)), pc.or_(is_data, is_root))
+    is_parquet = pc.ends_with(pc.utf8_lower(paths), ".parquet")
+    file_format = pc.case_when(pc.make_struct(has_vectors, is_parquet), VECTORS, "PARQUET", "AVRO")
+    of_root = manifests.filter(pc.and_not(is_root, is_data))
+    parts = [(manifests, file_format), (of_root, pa.repeat(VECTORS, len(of_root)))]
+    rows = [part.append_column("file_format", formats).select(REACHABLE.names) for part, formats in parts]
+    return pa.Table.from_batches(rows).cast(REACHABLE).combine_chunks().to_batches()[0]
 
 
 @dataclass(frozen=True)

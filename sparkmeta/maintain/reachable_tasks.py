@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import Data, manifest_data
+from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
 from sparkmeta.entries.live import is_live, may_be_live
 from sparkmeta.entries.projection import EntryProjection
@@ -21,8 +21,9 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked_entries
-from sparkmeta.manifests.v4.layout import TreeTypes
-from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
+from sparkmeta.manifests.v4.iceberg_layout import VECTORS
+from sparkmeta.manifests.v4.layout import TreeTypes, is_tree_manifest
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, in_files, read_root, version
 from sparkmeta.progress import progress
 from sparkmeta.session import in_tasks, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
@@ -232,8 +233,8 @@ class ListReader:
             return
         stamp = (row["snapshot_id"], row["sequence_number"] or 0, None)
         root = read_root(data, self.trees, location, stamp, self.locations)
-        inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
-        yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
+        columns = file | {"sequence_number": [row["sequence_number"]], "spec_id": [_spec_id(root)]}
+        yield listed(ROOT, columns, retained=retained)
         yield listed(MANIFEST, _leaves(root), retained=retained)
         for content, kinds in ((MANIFEST, LEAVES), (MANIFEST_DV, MANIFEST_DVS)):
             yield listed(content, _removed(root, kinds), retained=retained, removed=True)
@@ -274,7 +275,7 @@ def _spec_id(root: Root) -> int | None:
 
 
 def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
-    leaves, dvs = root.leaves, manifest_dvs(root)
+    leaves, dvs = in_files(root.leaves), manifest_dvs(root)
     # The same deletion vector must be equal in all roots, so its small id becomes a constant.
     dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
     dv_rows = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
@@ -338,12 +339,18 @@ class ContentReader:
         return data, None if dvs is None else dvs[0]
 
     def _entries(self, data: Data, row: Mapping[str, Any], dv: Mapping[str, Any] | None) -> Iterator[pa.RecordBatch]:
-        batches = decode(data, _part(row), self._projection, self.trees, self.locations)
-        if dv is None:
-            yield from batches
-            return
-        table = pa.Table.from_batches(batches, self._projection.schema)
-        yield from unmasked_entries(table, dv).to_batches()
+        """Yield the entries of a manifest, then the deletion vectors in entries of data files."""
+        part = _part(row)
+        formats = [part["file_format"]]
+        if self.trees is not None and formats == ["PARQUET"] and not isinstance(data, Windows):
+            formats += [VECTORS] if is_tree_manifest(data, row["path"]) else []
+        for part["file_format"] in formats:
+            batches = decode(data, part, self._projection, self.trees, self.locations)
+            if dv is None:
+                yield from batches
+                continue
+            table = pa.Table.from_batches(batches, self._projection.schema)
+            yield from unmasked_entries(table, dv, some=part["file_format"] == VECTORS).to_batches()
 
     @cached_property
     def _projection(self) -> EntryProjection:

@@ -112,7 +112,7 @@ def iceberg_paths(
     """
     names = ("location", "partition_spec_id") if vectors else ("content_type", *columns)
     ids = {_IDS[name] for name in names if name in _IDS} | {_COLUMN_FILES, _VECTOR if vectors else _INFO}
-    structs = {stats_struct_id(stats_id) for stats_id in stats}
+    structs = set() if vectors else {stats_struct_id(stats_id) for stats_id in stats}
     wanted_children = {_STATS: structs, PARTITION_FIELD_ID: {*fields}, _TRACKING: {*_READ_TRACKING}}
     paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
@@ -162,7 +162,7 @@ def iceberg_rows(
         CorruptFileError: a field has another type, or lacks a required value.
     """
     entries = _Entries(table, location)
-    return entries.rows(schema, entries.stats(stats, fields), vectors=vectors)
+    return entries.rows(schema, entries.stats(stats, fields, vectors=vectors), vectors=vectors)
 
 
 def entries_only(rows: pa.Table, ordinals: pa.Array) -> tuple[pa.Table, pa.Array]:
@@ -359,9 +359,12 @@ class _Entries:
 
     # -- statistics -------------------------------------------------------------------------------------------------
 
-    def stats(self, stats: StatsTypes, fields: Mapping[int, int]) -> pa.StructArray:
-        """Return `content_stats`, whose bounds hold partition values as in the layout of the proposal."""
-        known = self._resolved_stats()
+    def stats(self, stats: StatsTypes, fields: Mapping[int, int], *, vectors: bool) -> pa.StructArray:
+        """Return `content_stats`, whose bounds hold partition values as in the layout of the proposal.
+
+        Deletion vectors have no others, since the statistics in their entry are those of the data file.
+        """
+        known = None if vectors else self._resolved_stats()
         content = read_stats(known, stats, len(self.table), self.location, {})
         corrected: dict[str, pa.StructArray] = {}
         for partition_field, source in fields.items():
@@ -446,8 +449,10 @@ def iceberg_root(
     """
     nothing = pa.repeat(0, len(table))
     columns = _Entries(table, location)
-    content = columns.stats(stats, fields)
-    entries, vectors = (columns.rows(schema, content, vectors=of_vectors) for of_vectors in (False, True))
+    entries, vectors = (
+        columns.rows(schema, columns.stats(stats, fields, vectors=of_vectors), vectors=of_vectors)
+        for of_vectors in (False, True)
+    )
     index = entries.column_names.index("partition_spec_id")
     specs = pc.fill_null(entries.column(index), pa.scalar(spec_id, pa.int32()))
     entries = entries.set_column(index, entries.schema.field(index), specs)
