@@ -49,7 +49,13 @@ DELETES = {
     "vectors": ("3", "4", "3>4"),
     "equality deletes": ("2", "3", "4", "2>3>4"),
 }
-CASES = [(spec, kind, versions) for kind, every in DELETES.items() for versions in every for spec in SPECS]
+# Vectors in the entries of data files, in leaves and in the root.
+IN_ENTRIES = "vectors in entries"
+IN_LEAVES = {"write.tree.layout": "iceberg", "write.tree.direct-files": "2", "write.tree.flush-data-files": "3"}
+CASES = [
+    *((spec, kind, versions) for kind, every in DELETES.items() for versions in every for spec in SPECS),
+    *((spec, IN_ENTRIES, "4") for spec in ("unpartitioned", "several", "evolved")),
+]
 
 
 def row(number: int) -> tuple[int, str, datetime]:
@@ -65,13 +71,14 @@ class History:
     """A table, and the changes of its snapshots."""
 
     def __init__(self, folder: Path, spec: str, kind: str, version: int) -> None:
-        catalog = sm.load_catalog("changelogs", type="hadoop", warehouse=str(folder))
+        catalog = sm.load_catalog("changelogs", type="hadoop", warehouse=folder.as_uri())
         catalog.create_namespace("db")
         fields = [
             PartitionField(source, 1000 + number, parse_transform(transform), f"f{number}")
             for number, (source, transform) in enumerate(SPECS[spec])
         ]
         properties = {} if kind in ("files", "copy-on-write") else MERGE_ON_READ
+        properties = properties | (IN_LEAVES if kind == IN_ENTRIES else {})
         self.table = catalog.create_table(
             "db.t", SCHEMA, PartitionSpec(*fields), format_version=version, properties=properties
         )
