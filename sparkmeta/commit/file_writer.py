@@ -136,7 +136,7 @@ class FileWriter:
         """
         room = self._room(added)
         if int(ContentType.DATA) not in allowed:
-            if self.form.iceberg is not None:
+            if self.form.layout.colocates:
                 return self._add_in_entries(files, allowed, added)
             if self.state.tree is not None:
                 return self._add_deletes(files, room, allowed)
@@ -178,7 +178,7 @@ class FileWriter:
         if not len(files.deletes):
             return NewFiles()
         vectors = files.vectors(self.state)
-        if self.form.iceberg is not None:
+        if self.form.layout.colocates:
             # All of them are vectors of the table's data files.
             return self._of_new_data(few_or_many(vectors, self.state), _DELETES, added)[0]
         return self._add_placed(self._with_new_owners(vectors, added), self._room(added), _DELETES)
