@@ -423,7 +423,7 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
             adds_deletes=bool(pc.any(added_deletes, min_count=0).as_py()),
             targets=_without(targets, removed_paths),
             shared_deletes=(removed_shared, added_shared),
-            partitions=deletes if changes.is_few else None,
+            partitions=deletes if "partition_spec_id" in deletes.column_names else None,
         )
 
 

@@ -336,16 +336,12 @@ def print_lines(rows: Relation, limit: int | None) -> bool:
     Returns:
         Whether there are rows.
     """
-    import pyarrow as pa
+    from sparkmeta.entries.relation import limited, values
 
-    if isinstance(rows, pa.Table):
-        for text in rows.slice(0, limit).column(0).to_pylist():
-            sys.stdout.write(f"{text}\n")
-        return len(rows) > 0
     any_printed = False
-    for line in (rows if limit is None else rows.limit(limit)).toLocalIterator(prefetchPartitions=True):
+    for text in values(rows if limit is None else limited(rows, limit)):
         any_printed = True
-        sys.stdout.write(f"{line[0]}\n")
+        sys.stdout.write(f"{text}\n")
     return any_printed
 
 

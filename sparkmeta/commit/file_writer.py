@@ -234,7 +234,7 @@ class FileWriter:
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(described), owners), room, allowed)
         entries, named = self._rows.entries(few_files), _named_manifests(few_files)
-        if len(entries) < self.options.affiliated_deletes or self.state.access.alone:
+        if len(entries) < self.state.access.limit(self.options.affiliated_deletes):
             added = self._few_deletes(entries, room, allowed)
         else:
             owned = entries.append_column(OWNER, self._owners(entries, named))
@@ -465,7 +465,7 @@ class ListedFileWriter:
             on_driver: the number of files that the commit holds as rows so far.
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
-        room = _MOST_LIMIT if self.state.access.alone else max(0, MOST_ON_DRIVER - on_driver)
+        room = min(_MOST_LIMIT, self.state.access.limit(max(0, MOST_ON_DRIVER - on_driver)))
         first_files = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(first_files) > room:
             with translated_errors():

@@ -251,7 +251,8 @@ def driver_rewrites(state: TableState, count: int, size: int) -> bool:
         count: the number of manifests.
         size: their bytes.
     """
-    return state.access.alone or (count <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes)
+    limit = state.access.limit
+    return count <= limit(MOST_REQUESTS) and size <= limit(state.settings.driver_manifest_bytes)
 
 
 def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None:

@@ -20,15 +20,16 @@ from sparkmeta.commit.compaction_tasks import physical_entries
 from sparkmeta.commit.next_root import restamped, union_of_masks
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.entries.records import PART_SCHEMA, whole_manifests
+from sparkmeta.entries.relation import collected
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import from_stream, indices_where, to_stream, whole
-from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.manifests.sorted_manifests import combined, task_rows
 from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import LEAF_SCHEMA, encode_leaf, leaf_count, pieces, put_behind, written_rows
-from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
+from sparkmeta.session import local_frame
 from sparkmeta.snapshot.search import rows_by_manifest
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -148,14 +149,13 @@ def moved_rows(state: TableState, positions: Mapping[str, PositionBitmap], form:
     places = zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True)
     entries = {manifest: to_stream(_ordinals(positions[location])) for manifest, location in places}
     units = _units(leaf_units(state, chosen), entries)
-    if state.access.driver_opens(len(units), MOST_REQUESTS):
-        moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
-        rows = map_on_driver(units, moving.read, _ROWS)
-    else:
-        moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
-        rows = map_by_tasks(state.spark, units, moving.read, _ROWS).toArrow()
+    rows = collected(mapped_files(units, lambda files: _moving(state, files, form).read, _ROWS, state))
     tables = [from_stream(stream) for stream in rows.column("rows").to_pylist()]
     return pa.concat_tables([form.schema.empty_table(), *(table.drop_columns([VECTOR]) for table in tables)])
+
+
+def _moving(state: TableState, files: Files | None, form: LeafFormat) -> Moving:
+    return Moving(files or task_reader(state), state.types.tree_types, state.types.locations, form)
 
 
 def _ordinals(bitmap: PositionBitmap) -> pa.Table:
@@ -236,18 +236,15 @@ def _written(
     state: TableState, placed: Relation, parts: pa.Table, form: LeafFormat, *, whole: bool = False
 ) -> pa.Table:
     """Write entries of leaves; see `write_moved` and `_units`."""
+    units: Relation
     if isinstance(placed, pa.Table):
         by_manifest = {manifest: to_stream(_chosen(rows)) for manifest, rows in rows_by_manifest(placed).items()}
         chosen = parts.filter(pc.is_in(parts.column(MANIFEST), pa.array([*by_manifest], pa.int32())))
         units = _units(chosen, by_manifest, whole=whole)
-        if state.access.driver_opens(len(units), MOST_REQUESTS):
-            moving = Moving(state.files, state.types.tree_types, state.types.locations, form)
-            return written_rows(map_on_driver(units, moving.write, LEAF_SCHEMA, runs=True), form)
-        frame = local_frame(state.spark, units)
     else:
-        frame = _units_of(state, placed, parts, whole=whole)
-    moving = Moving(task_reader(state), state.types.tree_types, state.types.locations, form)
-    return written_rows(map_arrow(frame, moving.write, LEAF_SCHEMA).toArrow(), form)
+        units = _units_of(state, placed, parts, whole=whole)
+    rows = mapped_files(units, lambda files: _moving(state, files, form).write, LEAF_SCHEMA, state, runs=True)
+    return written_rows(collected(rows), form)
 
 
 def _chosen(rows: pa.Table) -> pa.Table:

@@ -240,7 +240,7 @@ class NewFiles:
 
     def relation(self, state: TableState) -> Relation:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
-        if not (state.access.alone or is_few(self.count)):
+        if not is_few(self.count, state):
             return self.frame(state)
         projection = state.projection(SEARCH_COLUMNS)
         tables = [projection.schema.empty_table()]
@@ -265,8 +265,8 @@ class NewFiles:
     def entries_of_leaves(self, state: TableState, projection: EntryProjection) -> Relation:
         """Return the files in `leaves` as entries. `manifest` is the index of their leaf."""
         assert self.leaves is not None
-        by_driver = state.access.alone or is_few(self._count_in_leaves())
-        return (few_entries if by_driver else leaf_frame)(state, self.leaves, projection)
+        read = few_entries if is_few(self._count_in_leaves(), state) else leaf_frame
+        return read(state, self.leaves, projection)
 
     def sharing_partitions(self, state: TableState, manifests: pa.Table) -> pa.Table:
         """Return the rows of `state.manifests` that may share a partition with the files."""

@@ -39,7 +39,7 @@ from sparkmeta.entries.relation import (
 )
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.expr import evaluate, sql
-from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.placement import few_requests, mapped_files
 from sparkmeta.manifests.sorted_manifests import task_rows
 from sparkmeta.plan.choose import only_dvs
 from sparkmeta.plan.deletes.attach import attach_deletes
@@ -109,7 +109,7 @@ def refuse_lost_positions(state: TableState, dvs: Relation, data: Relation, mani
     positional = where(live_relation(state, manifests, projection), is_kind(ContentType.POSITION_DELETES))
     attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
     units = _few_units(attached, dvs) if isinstance(attached, pa.Table) and isinstance(dvs, pa.Table) else None
-    if units is not None and state.access.driver_opens(len(units), MOST_REQUESTS):
+    if units is not None and state.access.driver_opens(few_requests(units)):
         lost = map_on_driver(units, partial(_lost_positions, state.files, state.types.locations), _LOST_SCHEMA)
     else:
         lost = _lost_by_tasks(state, frame_of(attached, state), frame_of(dvs, state)).limit(1).toArrow()
@@ -363,13 +363,12 @@ def _check_replaced(state: TableState, placed: Relation, old_vectors: Relation) 
             f"{table}: record_count of the deletion vector of {fewer['data_path']} is {fewer['new_records']}: the one "
             f"that it replaces has {fewer['old_records']}, and all of its positions stay"
         )
-    if state.access.tasks is None or (isinstance(pairs, pa.Table) and not len(pairs)):
+    tasks = state.access.tasks
+    if tasks is None:
         return
-    if isinstance(pairs, pa.Table) and state.access.driver_opens(len(pairs), MOST_REQUESTS):
-        lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
-    else:
-        find = partial(_lost_vector_positions, state.access.tasks)
-        lost = map_arrow(frame_of(pairs, state), find, _LOST_VECTOR_SCHEMA)
+    lost = mapped_files(
+        pairs, lambda files: partial(_lost_vector_positions, files or tasks), _LOST_VECTOR_SCHEMA, state
+    )
     if row := first(lost):
         raise ValidationError(
             f"{table}: the deletion vector of {row['data_path']} lacks position {row['position']}, which the one that "

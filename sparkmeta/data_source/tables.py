@@ -18,6 +18,7 @@ from sparkmeta.arrow_types import arrow_schema, spark_schema
 from sparkmeta.data_source.options import CHANGELOG, ROWS
 from sparkmeta.entries.live import estimated_entry_counts
 from sparkmeta.entries.projection import MANIFEST
+from sparkmeta.entries.relation import collected
 from sparkmeta.errors import InvalidArgumentError, hint_at, shown
 from sparkmeta.expr.arrays import from_stream, to_stream
 from sparkmeta.expr.evaluate import typed
@@ -179,8 +180,7 @@ class MetadataRead(Read):
     def shares(self) -> list[Any]:
         _, state = self.planning
         if self.name in _ALL_CONTENTS:
-            listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_ENTRIES)
-            assert isinstance(listed, pa.Table)
+            listed = collected(files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_ENTRIES))
             return [to_stream(part, "zstd") for part in _parts(listed, "manifest_length")] or [
                 to_stream(listed, "zstd")
             ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce, wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Relation: TypeAlias = "pa.Table | DataFrame"
 Rows = TypeVar("Rows", bound="Relation")
+_Operation = TypeVar("_Operation", bound="Callable[..., Any]")
 
 _KEY = "key_of_the_row"
 _MATCHES = "entries_with_the_key"
@@ -47,94 +48,32 @@ class HasAccess(HasSession, Protocol):
 FEW_ROWS = 20_000
 
 
-def is_few(count: int) -> bool:
+def is_few(count: int, source: HasAccess) -> bool:
     """Return whether this number of rows is collected on the driver."""
-    return count <= FEW_ROWS
+    return count <= source.access.limit(FEW_ROWS)
 
 
-def frame_of(rows: Relation, source: HasSession) -> DataFrame:
-    """Return the rows as a DataFrame."""
-    return selectable_frame(source.spark, rows) if isinstance(rows, pa.Table) else rows
+# -- Tell tables from DataFrames --------------------------------------------------------------------------------------
 
 
-def where(rows: Rows, condition: Sql) -> Rows:
-    """Return the rows for which a condition is true."""
-    if isinstance(rows, pa.Table):
-        return cast("Rows", evaluate.where(rows, condition))
-    return cast("Rows", rows.where(condition.text))
-
-
-def select(rows: Rows, columns: Sequence[Aliased]) -> Rows:
-    """Return columns that are computed from rows, by their names."""
-    if isinstance(rows, pa.Table):
-        return cast("Rows", evaluate.select(rows, columns))
-    return cast("Rows", rows.selectExpr(*sql.texts(columns)))
-
-
-def with_columns(rows: Rows, *columns: Aliased) -> Rows:
-    """Return rows with further columns."""
-    if isinstance(rows, pa.Table):
-        return cast("Rows", evaluate.with_columns(rows, *columns))
-    return cast("Rows", rows.selectExpr("*", *sql.texts(columns)))
-
-
-def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> Rows:
-    """Return a row for each group of rows with equal keys.
+def _on_driver(of_tables: Callable[..., Any], sides: int = 1) -> Callable[[_Operation], _Operation]:
+    """Return a decorator for an operation of DataFrames, which then accepts tables too.
 
     Args:
-        rows: the rows.
-        keys: the keys. Nulls are equal.
-        aggregates: calls of `sum`, `min`, `max`, `first` and `collect_list`.
+        of_tables: the operation of tables, with the same arguments.
+        sides: the number of relations among the arguments, 1 or 2: they come first. The operation of DataFrames gets
+            them if one of them is a DataFrame.
     """
-    if isinstance(rows, pa.Table):
-        return cast("Rows", evaluate.grouped(rows, keys, aggregates))
-    by_key = rows.groupBy(*(key.column() for key in keys))
-    return cast("Rows", by_key.agg(*(aggregate.column() for aggregate in aggregates)))
 
+    def decorate(of_frames: _Operation) -> _Operation:
+        @wraps(of_frames)
+        def operation(rows: Relation, *args: Any, **kwargs: Any) -> Any:
+            are_tables = isinstance(rows, pa.Table) and (sides == 1 or isinstance(args[0], pa.Table))
+            return (of_tables if are_tables else of_frames)(rows, *args, **kwargs)
 
-def totals(rows: Relation, aggregates: Sequence[Aliased]) -> dict[str, Any]:
-    """Return aggregates of all rows by their names; see `grouped`. For many rows, runs a job."""
-    return dict(head(grouped(rows, [], aggregates), 1).to_pylist()[0])
+        return cast("_Operation", operation)
 
-
-def some_columns(rows: Rows, columns: Iterable[str]) -> Rows:
-    """Return the columns with the given names, without the names that the rows lack."""
-    present = [name for name in columns if name in names(rows)]
-    return cast("Rows", rows.select(present) if isinstance(rows, pa.Table) else rows.select(*present))
-
-
-def columns_of(rows: Rows, paths: Mapping[str, str]) -> Rows:
-    """Return columns by new name -> path."""
-    return select(rows, [sql.col(path).alias(name) for name, path in paths.items()])
-
-
-def exploded(rows: Rows, column: str) -> Rows:
-    """Return the structs in the lists of a column, as rows."""
-    if isinstance(rows, pa.Table):
-        return cast("Rows", pa.Table.from_struct_array(pc.list_flatten(whole(rows.column(column)))))
-    return cast("Rows", rows.selectExpr(f"explode({column}) AS {column}").select(f"{column}.*"))
-
-
-def mapped(rows: Relation, function: MapFunction, schema: pa.Schema | StructType) -> Relation:
-    """Apply a function to batches of rows, on the driver or, for a DataFrame, lazily in tasks.
-
-    Args:
-        rows: the rows.
-        function: takes batches of rows and yields batches of `schema`.
-        schema: of the result.
-    """
-    if isinstance(rows, pa.Table):
-        return map_on_driver(rows, function, schema, runs=True)
-    return map_arrow(rows, function, schema)
-
-
-def broadcast(rows: Rows) -> Rows:
-    """Return rows that Spark sends to each task when it joins them."""
-    if isinstance(rows, pa.Table):
-        return rows
-    from pyspark.sql import functions as F
-
-    return cast("Rows", F.broadcast(rows))
+    return decorate
 
 
 def alike(rows: Relation, others: Relation) -> tuple[Relation, Relation]:
@@ -149,6 +88,267 @@ def alike(rows: Relation, others: Relation) -> tuple[Relation, Relation]:
     return rows, others
 
 
+def _same(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+@_on_driver(lambda rows, source: selectable_frame(source.spark, rows))
+def frame_of(rows: Relation, source: HasSession) -> DataFrame:  # noqa: ARG001
+    """Return the rows as a DataFrame."""
+    return rows
+
+
+@_on_driver(_same)
+def collected(rows: Relation) -> pa.Table:
+    """Return all rows in memory. For a DataFrame, runs a job."""
+    return rows.toArrow()
+
+
+@_on_driver(_same)
+def computed(rows: Rows) -> Rows:
+    """Compute the rows once if they are a DataFrame. This runs a job."""
+    return cast("Rows", materialize(rows))
+
+
+@_on_driver(_same)
+def broadcast(rows: Rows) -> Rows:
+    """Return rows that Spark sends to each task when it joins them."""
+    from pyspark.sql import functions as F
+
+    return cast("Rows", F.broadcast(rows))
+
+
+def few(rows: Relation, source: HasAccess) -> pa.Table | None:
+    """Return rows as a table; None if there are many, unless there is no Spark. For a DataFrame, runs a job."""
+    most = source.access.limit(FEW_ROWS)
+    first_rows = head(rows, most + 1)
+    return first_rows if len(first_rows) <= most else None
+
+
+def few_or_many(rows: Relation, source: HasAccess) -> Relation:
+    """Return rows as a table if there are few; otherwise compute them once. For a DataFrame, runs jobs."""
+    few_rows = few(rows, source)
+    return materialize(frame_of(rows, source)) if few_rows is None else few_rows
+
+
+# -- Choose rows and columns ------------------------------------------------------------------------------------------
+
+
+@_on_driver(evaluate.where)
+def where(rows: Rows, condition: Sql) -> Rows:
+    """Return the rows for which a condition is true."""
+    return cast("Rows", rows.where(condition.text))
+
+
+@_on_driver(evaluate.select)
+def select(rows: Rows, columns: Sequence[Aliased]) -> Rows:
+    """Return columns that are computed from rows, by their names."""
+    return cast("Rows", rows.selectExpr(*sql.texts(columns)))
+
+
+@_on_driver(evaluate.with_columns)
+def with_columns(rows: Rows, *columns: Aliased) -> Rows:
+    """Return rows with further columns."""
+    return cast("Rows", rows.selectExpr("*", *sql.texts(columns)))
+
+
+@_on_driver(lambda rows: rows.column_names)
+def names(rows: Relation) -> list[str]:
+    """Return the names of the columns."""
+    return rows.columns
+
+
+def some_columns(rows: Rows, columns: Iterable[str]) -> Rows:
+    """Return the columns with the given names, without the names that the rows lack."""
+    present = names(rows)
+    return cast("Rows", rows.select([name for name in columns if name in present]))
+
+
+def columns_of(rows: Rows, paths: Mapping[str, str]) -> Rows:
+    """Return columns by new name -> path."""
+    return select(rows, [sql.col(path).alias(name) for name, path in paths.items()])
+
+
+@_on_driver(lambda rows, column: pa.Table.from_struct_array(pc.list_flatten(whole(rows.column(column)))))
+def exploded(rows: Rows, column: str) -> Rows:
+    """Return the structs in the lists of a column, as rows."""
+    return cast("Rows", rows.selectExpr(f"explode({column}) AS {column}").select(f"{column}.*"))
+
+
+@_on_driver(partial(map_on_driver, runs=True))
+def mapped(rows: Relation, function: MapFunction, schema: pa.Schema | StructType) -> Relation:
+    """Apply a function to batches of rows, on the driver or, for a DataFrame, lazily in tasks.
+
+    Args:
+        rows: the rows.
+        function: takes batches of rows and yields batches of `schema`.
+        schema: of the result.
+    """
+    return map_arrow(rows, function, schema)
+
+
+@_on_driver(lambda rows, function, _: function(rows))
+def mapped_together(rows: Relation, function: Callable[[pa.Table], pa.Table], schema: pa.Schema) -> Relation:
+    """Apply a function to all rows at once: for a DataFrame lazily, in one task, if there are any.
+
+    Args:
+        rows: the rows.
+        function: takes a table and returns one of `schema`.
+        schema: of the result.
+    """
+    from sparkmeta.arrow_types import spark_schema
+
+    # PySpark mistakes a method for a function of two arguments.
+    return rows.groupBy().applyInArrow(lambda table: function(table), spark_schema(schema))  # noqa: PLW0108
+
+
+@_on_driver(lambda rows, count: rows.slice(0, count))
+def limited(rows: Rows, count: int) -> Rows:
+    """Return the first rows."""
+    return cast("Rows", rows.limit(count))
+
+
+def nothing(rows: Rows) -> Rows:
+    """Return an empty relation with the same columns."""
+    return limited(rows, 0)
+
+
+def head(rows: Relation, count: int) -> pa.Table:
+    """Return the first rows in memory. For many rows, runs a job."""
+    return collected(limited(rows, count))
+
+
+def tail(rows: Relation, count: int) -> pa.Table:
+    """Return the last rows of a few in memory. For a DataFrame, runs a job that returns all rows."""
+    table = collected(rows)
+    return table.slice(max(0, len(table) - count))
+
+
+def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
+    """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
+    matches = rows if condition is None else where(rows, condition)
+    return next(iter(head(matches, 1).to_pylist()), None)
+
+
+@_on_driver(lambda rows, columns: rows.sort_by([(name, "ascending") for name in columns]))
+def ordered(rows: Rows, columns: Sequence[str]) -> Rows:
+    """Return the rows in ascending order of columns."""
+    return cast("Rows", rows.orderBy(*columns))
+
+
+@_on_driver(lambda rows, columns, count: rows.sort_by([(name, "descending") for name in columns]).slice(0, count))
+def largest(rows: Relation, columns: Sequence[str], count: int) -> pa.Table:
+    """Return the first rows in descending order of columns, in memory. For a DataFrame, runs a job."""
+    return rows.orderBy(*columns, ascending=False).limit(count).toArrow()
+
+
+@_on_driver(lambda rows: iter(rows.column(0).to_pylist()))
+def values(rows: Relation) -> Iterator[Any]:
+    """Yield the values of the first column. The driver holds one partition of a DataFrame at a time."""
+    return (row[0] for row in rows.toLocalIterator(prefetchPartitions=True))
+
+
+@_on_driver(evaluate.typed)
+def typed(rows: Rows, schema: pa.Schema) -> Rows:  # noqa: ARG001
+    """Return the columns of a schema in a table, with their types. A DataFrame has no others."""
+    return rows
+
+
+@_on_driver(lambda rows, fields: rows.cast(pa.schema([fields.get(field.name, field) for field in rows.schema])))
+def with_types(rows: Rows, fields: Mapping[str, pa.Field]) -> Rows:  # noqa: ARG001
+    """Return the rows of a table with the types of fields, by their names. A DataFrame has these types already."""
+    return rows
+
+
+# -- Aggregate --------------------------------------------------------------------------------------------------------
+
+
+@_on_driver(evaluate.grouped)
+def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> Rows:
+    """Return a row for each group of rows with equal keys.
+
+    Args:
+        rows: the rows.
+        keys: the keys. Nulls are equal.
+        aggregates: calls of `sum`, `min`, `max`, `first` and `collect_list`.
+    """
+    by_key = rows.groupBy(*(key.column() for key in keys))
+    return cast("Rows", by_key.agg(*(aggregate.column() for aggregate in aggregates)))
+
+
+def totals(rows: Relation, aggregates: Sequence[Aliased]) -> dict[str, Any]:
+    """Return aggregates of all rows by their names; see `grouped`. For many rows, runs a job."""
+    return dict(head(grouped(rows, [], aggregates), 1).to_pylist()[0])
+
+
+@_on_driver(len)
+def count(rows: Relation) -> int:
+    """Count the rows. For many rows, runs a job."""
+    return rows.count()
+
+
+@_on_driver(lambda rows: len(rows) > 0)
+def has_rows(rows: Relation) -> bool:
+    """Return whether there are rows. Uses `collect`, which starts no job for local rows such as a root's."""
+    return bool(rows.select(rows.columns[0]).limit(1).collect())
+
+
+@_on_driver(lambda rows, columns: rows.group_by([*columns], use_threads=False).aggregate([]).select([*columns]))
+def distinct_rows(rows: Rows, columns: Sequence[str]) -> Rows:
+    """Return the distinct values of columns."""
+    return cast("Rows", rows.select(*columns).distinct())
+
+
+def distinct(rows: Relation, columns: Sequence[str]) -> pa.Table:
+    """Return the distinct values of columns, in memory. For a DataFrame, runs a job."""
+    return collected(distinct_rows(rows, columns))
+
+
+@_on_driver(lambda rows, column: len(whole(rows.column(column)).flatten()) > 0)
+def may_have_elements(rows: Relation, column: str) -> bool:  # noqa: ARG001
+    """Return whether the lists in a column may have elements. Does not run a DataFrame."""
+    return True
+
+
+@_on_driver(lambda rows, column: {*whole(rows.column(column)).flatten().to_pylist()})
+def elements(rows: Relation, column: str) -> set[Any]:
+    """Return the distinct elements of the lists in a column. For a DataFrame, runs a job."""
+    exploded_lists = rows.selectExpr(f"explode({column}) AS {_MATCHES}").distinct()
+    return {*exploded_lists.toArrow().column(0).to_pylist()}
+
+
+def _repeated_on_driver(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any] | None:
+    counts = rows.group_by([*columns]).aggregate([([], "count_all")])
+    return first(counts.filter(pc.greater(counts.column("count_all"), 1)).drop_columns(["count_all"]))
+
+
+@_on_driver(_repeated_on_driver)
+def repeated(rows: Relation, columns: Sequence[str]) -> dict[str, Any] | None:
+    """Return a key that several rows have; None if there is none. For many rows, runs jobs.
+
+    Args:
+        rows: the rows. Many are computed twice.
+        columns: the columns of the key.
+    """
+    from pyspark.sql import functions as F
+
+    # Spark shuffles hashes much faster than paths, and few keys are left to compare.
+    hashes = rows.select(F.xxhash64(*columns).alias(_MATCHES))
+    suspects = F.broadcast(hashes.groupBy(_MATCHES).agg(F.count("*").alias(_COUNT)).where(f"{_COUNT} > 1"))
+    suspected = rows.select(*columns).join(suspects, F.xxhash64(*columns) == F.col(_MATCHES), "left_semi")
+    counted = suspected.groupBy(*columns).agg(F.count("*").alias(_COUNT))
+    return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
+
+
+# -- Compare with other rows ------------------------------------------------------------------------------------------
+
+
+def _beside_on_driver(rows: pa.Table, others: pa.Table, left: str, right: str) -> pa.Table:
+    matches = others.take(evaluate.index_in(whole(rows.column(left)), whole(others.column(right))))
+    return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
+
+
+@_on_driver(_beside_on_driver, sides=2)
 def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     """Return the rows with the columns of the other row whose key is equal, or with nulls.
 
@@ -158,15 +358,27 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
         left: the key of `rows`. If it is a struct, nulls in it are equal.
         right: the key of `others`.
     """
-    if not (isinstance(rows, pa.Table) and isinstance(others, pa.Table)):
-        from pyspark.sql import functions as F
+    from pyspark.sql import functions as F
 
-        rows, others = alike(rows, others)
-        return rows.join(others, F.col(left) == F.col(right), "left")
-    matches = others.take(evaluate.index_in(whole(rows.column(left)), whole(others.column(right))))
-    return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
+    rows, others = alike(rows, others)
+    return rows.join(others, F.col(left) == F.col(right), "left")
 
 
+def _matching_on_driver(rows: pa.Table, others: pa.Table, keys: Mapping[str, str], *, absent: bool = False) -> pa.Table:
+    if len(keys) == 1:
+        ((path, other_path),) = keys.items()
+        values, other_values = evaluate.values(rows, sql.col(path)), evaluate.values(others, sql.col(other_path))
+        has_match = evaluate.index_in(values, other_values).is_valid()
+        return rows.filter(pc.invert(has_match) if absent else has_match)
+    other_keys = set(_values(others, keys.values()))
+    return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
+
+
+def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)
+
+
+@_on_driver(_matching_on_driver, sides=2)
 def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
     """Return the rows whose key occurs in other rows, or with `absent` the rows whose key does not.
 
@@ -177,14 +389,6 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
             null equals a null.
         absent: whether to return the rows whose key is not in the others.
     """
-    if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
-        if len(keys) == 1:
-            ((path, other_path),) = keys.items()
-            values, other_values = evaluate.values(rows, sql.col(path)), evaluate.values(others, sql.col(other_path))
-            has_match = evaluate.index_in(values, other_values).is_valid()
-            return rows.filter(pc.invert(has_match) if absent else has_match)
-        other_keys = set(_values(others, keys.values()))
-        return rows.filter(pa.array([(key in other_keys) != absent for key in _values(rows, keys)], pa.bool_()))
     from pyspark.sql import functions as F
 
     other_names = [f"{_MATCHES}_{number}" for number in range(len(keys))]
@@ -204,69 +408,22 @@ def matching_key(rows: Relation, others: Relation, key: Sql) -> Relation:
     return some_columns(matching(with_key, keys, {_KEY: _KEY}), columns)
 
 
+def _among_on_driver(rows: pa.Table, column: str, values: pa.Array, *, absent: bool = False) -> pa.Table:
+    is_among = pc.is_in(whole(rows.column(column)), values)
+    return rows.filter(pc.invert(is_among) if absent else is_among)
+
+
+@_on_driver(_among_on_driver)
 def among(rows: Rows, column: str, values: pa.Array, *, absent: bool = False) -> Rows:
     """Return the rows whose value of a column is among values, or with `absent` the other rows.
 
     Spark sends the values to each task.
     """
-    if isinstance(rows, pa.Table):
-        is_among = pc.is_in(whole(rows.column(column)), values)
-        return cast("Rows", rows.filter(pc.invert(is_among) if absent else is_among))
     others = broadcast(selectable_frame(rows.sparkSession, pa.table({_MATCHES: values})))
     return cast("Rows", rows.join(others, rows[column] == others[_MATCHES], "left_anti" if absent else "left_semi"))
 
 
-def distinct(rows: Relation, columns: Sequence[str]) -> pa.Table:
-    """Return the distinct values of columns, in memory. For a DataFrame, runs a job."""
-    if isinstance(rows, pa.Table):
-        return rows.group_by([*columns], use_threads=False).aggregate([]).select([*columns])
-    return rows.select(*columns).distinct().toArrow()
-
-
-def elements(rows: Relation, column: str) -> set[Any]:
-    """Return the distinct elements of the lists in a column. For a DataFrame, runs a job."""
-    if isinstance(rows, pa.Table):
-        return {*whole(rows.column(column)).flatten().to_pylist()}
-    exploded_lists = rows.selectExpr(f"explode({column}) AS {_MATCHES}").distinct()
-    return {*exploded_lists.toArrow().column(0).to_pylist()}
-
-
-def repeated(rows: Relation, columns: Sequence[str]) -> dict[str, Any] | None:
-    """Return a key that several rows have; None if there is none. For many rows, runs jobs.
-
-    Args:
-        rows: the rows. Many are computed twice.
-        columns: the columns of the key.
-    """
-    if isinstance(rows, pa.Table):
-        counts = rows.group_by([*columns]).aggregate([([], "count_all")])
-        return first(counts.filter(pc.greater(counts.column("count_all"), 1)).drop_columns(["count_all"]))
-    from pyspark.sql import functions as F
-
-    # Spark shuffles hashes much faster than paths, and few keys are left to compare.
-    hashes = rows.select(F.xxhash64(*columns).alias(_MATCHES))
-    suspects = F.broadcast(hashes.groupBy(_MATCHES).agg(F.count("*").alias(_COUNT)).where(f"{_COUNT} > 1"))
-    suspected = rows.select(*columns).join(suspects, F.xxhash64(*columns) == F.col(_MATCHES), "left_semi")
-    counted = suspected.groupBy(*columns).agg(F.count("*").alias(_COUNT))
-    return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
-
-
-def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
-    return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)
-
-
-def pairs(rows: Relation, others: Relation, key: str) -> Relation:
-    """Return the pairs of rows with equal keys, which are texts, with the columns of both. Null equals no key.
-
-    Args:
-        rows: the rows.
-        others: rows of other columns, except for the key. They are few if `rows` are. Few are sent to each task.
-        key: the column to compare.
-    """
-    if not isinstance(rows, pa.Table):
-        rows, others = alike(rows, others)
-        return rows.join(others, key)
-    assert isinstance(others, pa.Table)
+def _pairs_on_driver(rows: pa.Table, others: pa.Table, key: str) -> pa.Table:
     sides = {"left": rows, "right": others}
     keyed_rows = [
         pa.table({key: table.column(key), name: pa.array(range(len(table)), pa.int64())})
@@ -282,78 +439,25 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
     )
 
 
-def computed(rows: Rows) -> Rows:
-    """Compute the rows once if they are a DataFrame. This runs a job."""
-    return cast("Rows", rows if isinstance(rows, pa.Table) else materialize(rows))
+@_on_driver(_pairs_on_driver)
+def pairs(rows: Relation, others: Relation, key: str) -> Relation:
+    """Return the pairs of rows with equal keys, which are texts, with the columns of both. Null equals no key.
+
+    Args:
+        rows: the rows.
+        others: rows of other columns, except for the key. They are few if `rows` are. Few are sent to each task.
+        key: the column to compare.
+    """
+    rows, others = alike(rows, others)
+    return rows.join(others, key)
 
 
-def collected(rows: Relation) -> pa.Table:
-    """Return all rows in memory. For a DataFrame, runs a job."""
-    return rows if isinstance(rows, pa.Table) else rows.toArrow()
+# -- Unite ------------------------------------------------------------------------------------------------------------
 
 
-def few(rows: Relation, source: HasAccess) -> pa.Table | None:
-    """Return rows as a table; None if there are many, unless there is no Spark. For a DataFrame, runs a job."""
-    if isinstance(rows, pa.Table) and source.access.alone:
-        return rows
-    first_rows = head(rows, FEW_ROWS + 1)
-    return first_rows if is_few(len(first_rows)) else None
-
-
-def few_or_many(rows: Relation, source: HasAccess) -> Relation:
-    """Return rows as a table if there are few; otherwise compute them once. For a DataFrame, runs jobs."""
-    few_rows = few(rows, source)
-    return materialize(frame_of(rows, source)) if few_rows is None else few_rows
-
-
-def largest(rows: Relation, columns: Sequence[str], count: int) -> pa.Table:
-    """Return the first rows in descending order of columns, in memory. For a DataFrame, runs a job."""
-    if isinstance(rows, pa.Table):
-        return rows.sort_by([(name, "descending") for name in columns]).slice(0, count)
-    return rows.orderBy(*columns, ascending=False).limit(count).toArrow()
-
-
-def head(rows: Relation, count: int) -> pa.Table:
-    """Return the first rows in memory. For many rows, runs a job."""
-    return rows.slice(0, count) if isinstance(rows, pa.Table) else rows.limit(count).toArrow()
-
-
-def tail(rows: Relation, count: int) -> pa.Table:
-    """Return the last rows of a few in memory. For a DataFrame, runs a job that returns all rows."""
-    table = collected(rows)
-    return table.slice(max(0, len(table) - count))
-
-
-def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
-    """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
-    matches = rows if condition is None else where(rows, condition)
-    return next(iter(head(matches, 1).to_pylist()), None)
-
-
-def has_rows(rows: Relation) -> bool:
-    """Return whether there are rows. Uses `collect`, which starts no job for local rows such as a root's."""
-    return bool(len(rows) if isinstance(rows, pa.Table) else rows.select(rows.columns[0]).limit(1).collect())
-
-
-def nothing(rows: Rows) -> Rows:
-    """Return an empty relation with the same columns."""
-    return cast("Rows", rows.slice(0, 0) if isinstance(rows, pa.Table) else rows.limit(0))
-
-
-def names(rows: Relation) -> list[str]:
-    """Return the names of the columns."""
-    return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
-
-
-def count(rows: Relation) -> int:
-    """Count the rows. For many rows, runs a job."""
-    return len(rows) if isinstance(rows, pa.Table) else rows.count()
-
-
+@_on_driver(lambda left, right, source: _concatenated([left, right], "default"), sides=2)  # noqa: ARG005
 def union(left: Relation, right: Relation, source: HasSession) -> Relation:
     """Return the rows of two relations. A column that only one of them has is null in rows of the other."""
-    if isinstance(left, pa.Table) and isinstance(right, pa.Table):
-        return _concatenated([left, right], "default")
     return frame_of(left, source).unionByName(frame_of(right, source), allowMissingColumns=True)
 
 

@@ -34,9 +34,8 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import identity
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
-from sparkmeta.inspect.metadata_rows import MetadataRows, read_entries
+from sparkmeta.inspect.metadata_rows import MetadataRows, few_files
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.placement import MOST_ENTRIES, ManifestLoad
 from sparkmeta.plan.file_columns import (
     _INT,
     _LONG,
@@ -76,20 +75,16 @@ def entries_of(entries: Relation, selection: Selection) -> MetadataRows:
     return MetadataRows(selection.state, select(entries, columns), selection.entries_type())
 
 
-def files(state: TableState, manifests: pa.Table, columns: Sequence[str] | None, most_entries: int) -> MetadataRows:
-    """Return a row for each live file in manifests, rows of `state.manifests`.
-
-    Args:
-        most_entries: see `read_entries`, and so below.
-    """
+def files(state: TableState, manifests: pa.Table, columns: Sequence[str] | None) -> MetadataRows:
+    """Return a row for each live file in manifests, rows of `state.manifests`."""
     selection = files_selection(state, columns)
-    return files_of(read_entries(state, live_manifests(manifests), selection.projection, most_entries), selection)
+    return files_of(state.relation(live_manifests(manifests), selection.projection), selection)
 
 
-def entries(state: TableState, columns: Sequence[str] | None, most_entries: int) -> MetadataRows:
+def entries(state: TableState, columns: Sequence[str] | None) -> MetadataRows:
     """Return a row for each entry in the snapshot's manifests."""
     selection = entries_selection(state, columns)
-    return entries_of(read_entries(state, state.manifests, selection.projection, most_entries), selection)
+    return entries_of(state.relation(state.manifests, selection.projection), selection)
 
 
 # -- `all_*`: files and entries of all snapshots ----------------------------------------------------------------------
@@ -150,7 +145,7 @@ def _entries_of_reachable(
 ) -> Relation:
     """Return the entries of manifests, rows of `REACHABLE`. `manifest` is the content of their manifest."""
     trees = state.types.tree_types if state.has_trees else None
-    if isinstance(manifests, pa.Table) and _driver_decodes(state, manifests, most_entries):
+    if isinstance(manifests, pa.Table) and state.access.driver_opens(_are_few(state, manifests, most_entries)):
         decoder = EntryDecoder(state.access.files, trees, state.types.locations)
         return map_on_driver(_whole_parts(manifests), partial(decoder.decode_parts, projection), projection.schema)
     if state.access.tasks is not None:
@@ -187,13 +182,12 @@ def reachable_manifests(state: TableState, content: ContentType | None, most_man
     return select(chosen, [*keys, *(sql.col(_NEWEST)[name].alias(name) for name in ("first_row_id", *_OTHERS))])
 
 
-def _driver_decodes(state: TableState, manifests: pa.Table, most_entries: int) -> bool:
-    """Return whether the driver decodes manifests, rows of `REACHABLE`; see `ManifestLoad`."""
+def _are_few(state: TableState, manifests: pa.Table, most_entries: int) -> bool:
+    """Return whether the driver decodes manifests, rows of `REACHABLE`, faster than tasks would."""
     counts = [manifests.column(name) for name in FILE_COUNTS]
     entries = None if any(count.null_count for count in counts) else sum(pc.sum(count).as_py() or 0 for count in counts)
-    load = ManifestLoad(pc.sum(manifests.column("manifest_length")).as_py() or 0, entries, most_entries)
-    fits = state.access.alone or load.fits_driver(state.settings.driver_manifest_bytes)
-    return state.access.driver is not None and fits
+    size = pc.sum(manifests.column("manifest_length")).as_py() or 0
+    return few_files(state, 0, size, entries or 0, most_entries)  # it opens any number of them
 
 
 _PART_COLUMNS = {
@@ -257,7 +251,7 @@ def partitions(state: TableState) -> MetadataRows:
     refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
     # Even as a DataFrame, the result has far fewer rows than there are entries.
-    read = read_entries(state, manifests, state.projection(_COLUMNS), MOST_ENTRIES)
+    read = state.relation(manifests, state.projection(_COLUMNS))
     snapshot_id = sql.col("version_info.snapshot_id").alias(_ADDED_BY)
     live = with_columns(where(read, is_live_entry()), snapshot_id)
     known = beside(live, _snapshots(state), _ADDED_BY, "snapshot_id")

@@ -71,7 +71,7 @@ class MetadataTables(ABC, Generic[T]):
         Columns: status int (0 existing, 1 added, 2 deleted), snapshot_id long, sequence_number long,
         file_sequence_number long, data_file struct (the columns of `files`), readable_metrics struct.
         """
-        return self._shown(files.entries(self._at(snapshot_id, ref, as_of), columns, self._most_entries))
+        return self._shown(files.entries(self._at(snapshot_id, ref, as_of), columns))
 
     def files(
         self,
@@ -92,7 +92,7 @@ class MetadataTables(ABC, Generic[T]):
         null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type).
         """
         state = self._at(snapshot_id, ref, as_of)
-        return self._shown(files.files(state, state.manifests, columns, self._most_entries))
+        return self._shown(files.files(state, state.manifests, columns))
 
     def data_files(
         self,
@@ -104,7 +104,7 @@ class MetadataTables(ABC, Generic[T]):
     ) -> T:
         """Return a row for each live data file, with the columns of `files`."""
         state = self._at(snapshot_id, ref, as_of)
-        return self._shown(files.files(state, state.data_manifests, columns, self._most_entries))
+        return self._shown(files.files(state, state.data_manifests, columns))
 
     def delete_files(
         self,
@@ -116,7 +116,7 @@ class MetadataTables(ABC, Generic[T]):
     ) -> T:
         """Return a row for each live delete file or deletion vector, with the columns of `files`."""
         state = self._at(snapshot_id, ref, as_of)
-        return self._shown(files.files(state, state.delete_manifests, columns, self._most_entries))
+        return self._shown(files.files(state, state.delete_manifests, columns))
 
     def manifests(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
+from sparkmeta.entries.relation import union
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.inspect.manifest_rows import (
     ALL_MANIFESTS,
@@ -20,9 +21,8 @@ from sparkmeta.inspect.manifest_rows import (
     all_manifests_rows,
     manifest_rows,
 )
-from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
+from sparkmeta.inspect.metadata_rows import MetadataRows, few_files, read_files
 from sparkmeta.manifests.reader import refuse_unreadable
-from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
@@ -78,16 +78,14 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, mos
     rows = ListRows(shape, state.types.tree_types if state.has_trees else None, state.types.locations)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     in_metadata, row_type = pa.Table.from_batches(inline, schema), spark_schema(schema)
-    if driver_reads_lists(state, len(lists), most_rows):
-        return pa.concat_tables([read_on_driver(state, lists, rows, row_type), in_metadata])
-    read = read_files(state, lists, rows, row_type)
-    return read.union(local_frame(state.spark, in_metadata)) if inline else read
+    read = read_files(state, lists, rows, row_type, partial(few_lists, state, most_rows))
+    return union(read, in_metadata, state) if inline else read
 
 
-def driver_reads_lists(state: TableState, lists: int, most_rows: int) -> bool:
-    """Return whether the driver reads manifest lists: if they are few, and small like the list of the snapshot."""
-    newest = state.manifest_files if state.tree is None else state.tree.root.table
-    return driver_opens(state, lists, newest.nbytes * lists, len(newest) * lists, most_rows)
+def few_lists(state: TableState, most_rows: int, lists: pa.Table) -> bool:
+    """Return whether manifest lists are few, and small like the list of the snapshot; see `few_files`."""
+    newest, count = state.manifest_files if state.tree is None else state.tree.root.table, len(lists)
+    return few_files(state, count, newest.nbytes * count, len(newest) * count, most_rows)
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:

@@ -12,9 +12,10 @@ from pyspark.sql.types import StructField as SparkField
 from pyspark.sql.types import StructType as SparkStructType
 
 from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr.types import spark_type
-from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
+from sparkmeta.inspect.metadata_rows import MetadataRows, few_files, read_files
 from sparkmeta.inspect.position_deletes import row_field
 from sparkmeta.inspect.statistics_tasks import StatisticsRows
 
@@ -95,15 +96,15 @@ def partition_statistics(state: TableState) -> MetadataRows:
             f"{state.metadata.location}: no partition statistics: {what}; compute_partition_stats computes them"
         )
     row_type = statistics_type(state)
-    if driver_opens(state, 1, file.file_size_in_bytes, 0, 0):
-        rows = _statistics_rows(state)
-        return MetadataRows(state, read_on_driver(state, _locations(file.statistics_path), rows, row_type), row_type)
-    return MetadataRows(state, rows_of_file(state, file.statistics_path), row_type)
+    is_small = few_files(state, 1, file.file_size_in_bytes)
+    files, rows = _locations(file.statistics_path), _statistics_rows(state)
+    return MetadataRows(state, read_files(state, files, rows, row_type, lambda _: is_small), row_type)
 
 
 def rows_of_file(state: TableState, location: str) -> DataFrame:
     """Return the rows of a partition statistics file of the table, lazily, as `statistics_schema` in Spark's types."""
-    return read_files(state, _locations(location), _statistics_rows(state), statistics_type(state))
+    files, rows = _locations(location), _statistics_rows(state)
+    return frame_of(read_files(state, files, rows, statistics_type(state), lambda _: False), state)
 
 
 def _locations(location: str) -> pa.Table:

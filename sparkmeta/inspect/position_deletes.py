@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from sparkmeta.entries.live import entry_count, is_live_entry
 from sparkmeta.entries.relation import grouped, where
 from sparkmeta.expr import sql
 from sparkmeta.expr.types import spark_type
-from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_entries, read_files, read_on_driver
+from sparkmeta.inspect.metadata_rows import MetadataRows, few_files, read_files
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.rows.delete_rows import DeleteRows, RowField
+from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.entry import ContentType
 
@@ -49,18 +51,20 @@ def position_deletes(state: TableState, most_entries: int) -> MetadataRows:
 
     Args:
         state: the table.
-        most_entries: the maximum entries and positions that the driver decodes.
+        most_entries: the maximum positions that the driver decodes.
     """
     row_type = position_deletes_type(state)
     row = row_field(0, state.metadata.schema().as_struct())
     rows = DeleteRows(arrow_schema(row_type), row, state.types.locations)
-    files = delete_files(state, most_entries)
-    if isinstance(files, pa.Table):
+    files = delete_files(state)
+
+    def are_few(files: pa.Table) -> bool:
         size, positions = (pc.sum(files.column(name)).as_py() or 0 for name in (_SIZE, _POSITIONS))
-        if driver_opens(state, len(files), size, positions, most_entries):
-            return MetadataRows(state, read_on_driver(state, files, rows, row_type), row_type)
+        return few_files(state, len(files), size, positions, most_entries)
+
     most = entry_count(live_manifests(state.delete_manifests))
-    return MetadataRows(state, read_files(state, files, rows, row_type, most), row_type)
+    tasks = partial(read_tasks, files=most)
+    return MetadataRows(state, read_files(state, files, rows, row_type, are_few, tasks), row_type)
 
 
 def position_deletes_type(state: TableState) -> SparkStructType:
@@ -75,9 +79,9 @@ def position_deletes_type(state: TableState) -> SparkStructType:
     return schema
 
 
-def delete_files(state: TableState, most_entries: int) -> Relation:
+def delete_files(state: TableState) -> Relation:
     """Return the live position delete files as input of `DeleteRows`: location, file_format, deletes array<struct>."""
-    read = read_entries(state, live_manifests(state.delete_manifests), state.projection(_COLUMNS), most_entries)
+    read = state.relation(live_manifests(state.delete_manifests), state.projection(_COLUMNS))
     is_positional = sql.col("content_type") == int(ContentType.POSITION_DELETES)
     entry = {
         "record_count": sql.col("record_count"),

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.commit.options import BranchOptions
-from sparkmeta.entries.relation import collected, grouped, pairs, union, where, with_columns
+from sparkmeta.entries.relation import collected, grouped, limited, ordered, pairs, union, where, with_columns
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr import sql
 from sparkmeta.expr.predicate import parse_filter
@@ -349,12 +349,7 @@ class FileGroups:
         if chosen_groups.column("files")[-1].as_py() <= remaining:
             return chosen_groups, packed
         is_last = sql.col(_GROUP) == chosen_groups.column(_GROUP)[-1].as_py()
-        last_files = where(packed, is_last)
-        cut: Relation
-        if isinstance(last_files, pa.Table):
-            cut = last_files.sort_by([(name, "ascending") for name in PLAN_ORDER]).slice(0, remaining)
-        else:
-            cut = last_files.orderBy(*PLAN_ORDER).limit(remaining)
+        cut = limited(ordered(where(packed, is_last), PLAN_ORDER), remaining)
         groups = [chosen_groups.slice(0, len(chosen_groups) - 1), self._figures(cut, every=True)]
         return pa.concat_tables(groups), union(where(packed, ~is_last), cut, self.state)
 

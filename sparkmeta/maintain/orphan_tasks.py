@@ -17,11 +17,11 @@ from pyspark.sql import types as T
 
 from sparkmeta.entries.relation import (
     FEW_ROWS,
+    alike,
     computed,
     first,
     grouped,
     head,
-    is_few,
     mapped,
     matching,
     some_columns,
@@ -245,7 +245,7 @@ def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table 
             return None
         level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_ROWS), WALKED)
         levels.append(level.filter(pc.invert(level.column("is_folder"))))
-        if not is_few(sum(map(len, levels))):
+        if sum(map(len, levels)) > FEW_ROWS:
             return None
         folders = where(level.filter(level.column("is_folder")), is_visible).select(["path"])
     return pa.concat_tables(levels).select(FILES)
@@ -374,11 +374,7 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     own_keys = sorted({path_of(location) for location in logged})
     # The folder itself is listed too, since an inventory may be older than its newest metadata file.
     above = pa.table([[join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]], ["path"])
-    find = _MetadataFolders(reader)
-    if isinstance(listed, pa.Table):
-        siblings: Relation = map_on_driver(above, find, WALKED)
-    else:
-        siblings = map_arrow(local_frame(state.spark, above), find, WALKED)
+    siblings = mapped(alike(above, listed)[0], _MetadataFolders(reader), WALKED)
     may_be_metadata = of_text(
         sql.call("contains", path, ".metadata.json"), path, lambda text: ".metadata.json" in text, pa.bool_()
     )

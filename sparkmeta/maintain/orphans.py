@@ -340,13 +340,13 @@ class OrphanPlan(Plan[TableT, Deletion]):
             # The table is loaded after the listing, so that it has the files of commits that ended before it.
             return self._unneeded(self.table.refresh(), files)
 
-    def _in_spark(self, files: Relation, state: TableState) -> DataFrame:
-        """Return files with hashes that Spark computes, which differ from the driver's."""
-        if not isinstance(files, pa.Table):
-            return files
-        frame = frame_of(files.select(FILES), state)
-        keyed = with_columns(frame, self.rules.folder.key_of(sql.col("path")).alias("key"))
-        return select(keyed, [*sql.columns(*FILES), _hash()])
+    def _comparable(self, files: Relation, needed: Relation, state: TableState) -> tuple[Relation, Relation]:
+        """Return files and needed paths as two tables or two DataFrames. Spark's hashes differ from the driver's."""
+        if isinstance(files, pa.Table) and not isinstance(needed, pa.Table):
+            frame = frame_of(files.select(FILES), state)
+            keyed = with_columns(frame, self.rules.folder.key_of(sql.col("path")).alias("key"))
+            return select(keyed, [*sql.columns(*FILES), _hash()]), needed
+        return files, (needed if isinstance(files, pa.Table) else frame_of(needed, state))
 
     def _outside(self, files: Relation, folders: Relation) -> Relation:
         """Return the files that are below none of some folders, rows of `key`."""
@@ -366,8 +366,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         """
         refuse_without_gc(table.metadata)
         files, needed = some_columns(files, (*FILES, "hash")), _needed_paths(table)
-        if not (isinstance(files, pa.Table) and isinstance(needed, pa.Table)):
-            files, needed = self._in_spark(files, table.state), frame_of(needed, table.state)
+        files, needed = self._comparable(files, needed, table.state)
         _refuse_link(table, self.rules.folder, needed)
         newest, has_prefix, is_below = (sql.col(name) for name in _COMPARED)
         is_old = newest < self.rules.older_than_ms

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.entries.relation import (
     collected,
     computed,
     distinct,
     first,
-    frame_of,
     grouped,
+    mapped_together,
     matching,
     select,
+    totals,
     union,
     where,
 )
 from sparkmeta.errors import translated_errors
 from sparkmeta.expr import sql
-from sparkmeta.inspect.manifests import driver_reads_lists
-from sparkmeta.inspect.metadata_rows import driver_opens
+from sparkmeta.inspect.manifests import few_lists
+from sparkmeta.inspect.metadata_rows import few_files
 from sparkmeta.maintain.reachable_tasks import (
     CONTENTS,
     LISTED,
@@ -41,8 +41,8 @@ from sparkmeta.maintain.reachable_tasks import (
     SharedFiles,
     listed_manifests,
 )
-from sparkmeta.manifests.placement import MOST_ENTRIES
-from sparkmeta.session import in_tasks, local_frame, map_arrow, map_on_driver, read_tasks
+from sparkmeta.manifests.placement import MOST_ENTRIES, mapped_files
+from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
 
@@ -180,13 +180,7 @@ def _needed(state: TableState, manifests: Relation) -> Relation:
         return of_kinds
     is_comparable = (sql.col("kind") == _DATA_KIND) & sql.col("spec_id").eqNullSafe(*specs)
     shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
-    compared = where(of_kinds, is_comparable)
-    if isinstance(compared, pa.Table):
-        sharing: Relation = shared.chosen(compared)
-    else:
-        by_spec = compared.groupBy("spec_id")
-        # PySpark mistakes a method for a function of two arguments.
-        sharing = by_spec.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    sharing = mapped_together(where(of_kinds, is_comparable), shared.chosen, LISTED)
     return union(sharing, where(of_kinds, ~is_comparable), state)
 
 
@@ -209,14 +203,10 @@ def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) ->
     trees = state.types.tree_types if state.has_trees else None
     reader = ContentReader(task_reader(state), trees, state.types.locations, schema)
     readable = where(manifests, _IS_READABLE)
-    if isinstance(readable, pa.Table):
-        count, size = len(readable), pc.sum(readable.column("length")).as_py() or 0
-        if driver_opens(state, count, size, 0, 0):
-            return map_on_driver(readable, reader, schema)
-    else:
-        count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
-    frame = frame_of(readable, state)
-    return map_arrow(in_tasks(frame, read_tasks(state.spark, count, size)), reader, schema)
+    figures = {"count": sql.call("sum", 1), "size": sql.call("sum", sql.col("length"))}
+    count, size = (number or 0 for number in totals(readable, sql.named(figures)).values())
+    are_few, tasks = few_files(state, count, size), partial(read_tasks, files=count, size=size)
+    return mapped_files(readable, lambda _: reader, schema, state, are_few=lambda _: are_few, tasks=tasks)
 
 
 def _columns(rows: Relation, names: Sequence[str]) -> Relation:
@@ -240,13 +230,9 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     reader = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
     lists = _snapshots(state.metadata, expired)
     inline = pa.Table.from_batches(_inline_lists(state.metadata, expired), LISTED)
-    rows: Relation
-    if driver_reads_lists(state, len(lists), MOST_ENTRIES):
-        rows = pa.concat_tables([map_on_driver(lists, reader, LISTED), inline])
-    else:
-        frame = in_tasks(local_frame(state.spark, lists), read_tasks(state.spark, len(lists), 0))
-        rows = map_arrow(frame, reader, LISTED)
-        rows = rows.union(local_frame(state.spark, inline)) if len(inline) else rows
+    are_few, tasks = partial(few_lists, state, MOST_ENTRIES), partial(read_tasks, files=len(lists), size=0)
+    rows = mapped_files(lists, lambda _: reader, LISTED, state, are_few=are_few, tasks=tasks)
+    rows = union(rows, inline, state) if len(inline) else rows
     keys = ("content", "path", "dv", "removed")
     other_columns = [name for name in LISTED.names if name not in keys]
     aggregates = [

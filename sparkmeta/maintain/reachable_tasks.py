@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,17 +15,18 @@ from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
 from sparkmeta.entries.live import is_live, may_be_live
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.relation import collected, frame_of, grouped, where
+from sparkmeta.entries.relation import collected, grouped, where
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
 from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked_entries
+from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import TreeTypes, is_tree_manifest
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, in_files, read_root, version
 from sparkmeta.progress import progress
-from sparkmeta.session import in_tasks, map_arrow, map_on_driver, read_tasks
+from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead
@@ -431,6 +432,10 @@ class Deletion:
     problems: tuple[str, ...]
 
 
+def _are_few(files: pa.Table) -> bool:
+    return len(files) <= _MOST_DELETED
+
+
 def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, count: int | None = None) -> Deletion:
     """Delete files, few by the driver, many by tasks. It is not an error if a file can't be deleted.
 
@@ -441,11 +446,8 @@ def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, cou
         count: the maximum number of files; None if it is unknown.
     """
     present = where(files, sql.col("content") != MISSING)
-    if isinstance(present, pa.Table) and state.access.driver_opens(len(present), _MOST_DELETED):
-        outcomes: Relation = map_on_driver(present, _Deleter(writer), _DELETED, runs=True)
-    else:
-        frame = in_tasks(frame_of(present, state), read_tasks(state.spark, count, 0))
-        outcomes = map_arrow(frame, _Deleter(writer), _DELETED)
+    deleter, tasks = _Deleter(writer), partial(read_tasks, files=count, size=0)
+    outcomes = mapped_files(present, lambda _: deleter, _DELETED, state, are_few=_are_few, runs=True, tasks=tasks)
     failed, length = sql.col("failed"), sql.col("length")
     figures = {
         "files": sql.count_if(~failed),

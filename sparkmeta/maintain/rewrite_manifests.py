@@ -204,8 +204,7 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     parts = manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes)
     live_total, size = live_count(group.manifests), total_bytes(group.manifests)
     with translated_errors():
-        by_driver = driver_rewrites(state, len(group.manifests), size)
-        if by_driver and (state.access.alone or group.parts <= 1):
+        if group.parts <= state.access.limit(1) and driver_rewrites(state, len(group.manifests), size):
             written = tasks.run_on_driver(parts, tasks.cut_parts)
         else:
             units = spread(state.spark, parts, size)

@@ -98,11 +98,10 @@ def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
     """Return whether the driver makes masks faster than tasks would."""
-    if access.alone:
-        return True
     stored = dvs.column("inline_content").null_count
     mask_bytes = int(pc.sum(dvs.column("leaf_entries")).as_py() or 0) // 8
-    return mask_bytes <= _DRIVER_MASKS and stored <= (MOST_REQUESTS if access.driver is not None else 0)
+    most = MOST_REQUESTS if access.driver is not None else 0
+    return mask_bytes <= access.limit(_DRIVER_MASKS) and stored <= access.limit(most)
 
 
 def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Where manifests are read: limits up to which the driver is faster than a Spark job.
+"""Where manifests and other files are read: limits up to which the driver is faster than a Spark job.
 
 A Spark job that runs Python takes 50 to 100 ms to start. Threads of the driver can decode small manifests in this time,
 but their entries then have to be converted to Spark rows.
@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.live import entry_count
+from sparkmeta.entries.relation import frame_of
+from sparkmeta.session import in_tasks, map_arrow, map_on_driver
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from sparkmeta.entries.relation import HasAccess, Relation
+    from sparkmeta.session import MapFunction
+    from sparkmeta.storage.files import Files
 
 
 MOST_ENTRIES = 150_000
@@ -78,3 +88,41 @@ class ManifestLoad:
             driver_bytes: the setting `driver_manifest_bytes`.
         """
         return self.size_in_bytes <= driver_bytes and (self.entries or 0) <= self.most_entries
+
+
+def few_requests(files: pa.Table) -> bool:
+    """Return whether the driver opens files, each of which takes one small read."""
+    return len(files) <= MOST_REQUESTS
+
+
+def mapped_files(
+    rows: Relation,
+    function: Callable[[Files | None], MapFunction],
+    schema: pa.Schema | StructType,
+    source: HasAccess,
+    *,
+    are_few: Callable[[pa.Table], bool] = few_requests,
+    runs: bool = False,
+    tasks: Callable[[SparkSession], int] | None = None,
+) -> Relation:
+    """Apply a function that opens files to rows with their locations: few on the driver, others lazily in tasks.
+
+    Args:
+        rows: the rows. Tasks open the files of a DataFrame.
+        function: takes what opens files on the driver, or None in tasks, and returns a function that takes batches of
+            rows and yields batches of `schema`.
+        schema: the schema of the result.
+        source: opens the files.
+        are_few: whether the driver opens the files of a table faster than tasks.
+        runs: whether the driver passes consecutive rows to one call, because neighbours share work.
+        tasks: returns the number of tasks; None leaves it to Spark.
+    """
+    access = source.access
+    if isinstance(rows, pa.Table) and (not len(rows) or access.driver_opens(access.alone or are_few(rows))):
+        if not isinstance(schema, pa.Schema):
+            from sparkmeta.arrow_types import arrow_schema
+
+            schema = arrow_schema(schema)
+        return map_on_driver(rows, function(access.driver), schema, runs=runs)
+    frame = frame_of(rows, source)
+    return map_arrow(frame if tasks is None else in_tasks(frame, tasks(source.spark)), function(None), schema)

@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.entries.relation import collected, frame_of, select
+from sparkmeta.entries.relation import collected, frame_of, select, with_types
 from sparkmeta.entries.relation import count as count_rows
 from sparkmeta.errors import translated_errors
 from sparkmeta.expr import sql
@@ -140,14 +140,11 @@ def planned_files(choice: Choice, *extra: Aliased) -> Relation:
 
 def _planned_files(choice: Choice, *extra: Aliased) -> Relation:
     matched = match_deletes(read_entries(choice))
-    texts = SharedTexts(sys.maxsize) if isinstance(matched.rows, pa.Table) else None
-    rows = planned_rows(matched, *extra, texts=texts)
-    if not isinstance(rows, pa.Table):
-        return rows
+    rows = planned_rows(matched, *extra, texts=SharedTexts.of(matched.rows, sys.maxsize))
     schema = plan_schema(choice.pruned.filter.state)
     for column in extra:
         schema = schema.add(column.name, "string")
-    return rows.cast(arrow_schema(schema))
+    return with_types(rows, {field.name: field for field in arrow_schema(schema)})
 
 
 def in_memory(rows: Relation, row_type: StructType) -> pa.Table:

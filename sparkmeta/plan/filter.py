@@ -152,9 +152,17 @@ class SharedTexts:
         self._texts: list[str] = []
 
     @classmethod
-    def of(cls, rows: Relation) -> SharedTexts:
-        """Return the texts of rows. Copies of a text in a table take 1 MiB at most."""
-        return cls(min(_LONG, _COPIES // max(len(rows), 1)) if isinstance(rows, pa.Table) else _LONG)
+    def of(cls, rows: Relation, most: int | None = None) -> SharedTexts:
+        """Return the texts of rows.
+
+        Args:
+            rows: the rows.
+            most: the number of characters from which a text is long for rows of a table. By default, copies of a text
+                in a table take 1 MiB at most.
+        """
+        if not isinstance(rows, pa.Table):
+            return cls()
+        return cls(min(_LONG, _COPIES // max(len(rows), 1)) if most is None else most)
 
     def literal(self, text: str) -> Sql:
         """Return an expression for a text, to be selected from the rows of `joined_to`."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.snapshot.state import TableState
 
@@ -94,10 +95,13 @@ def read_by_tasks(
     return matching.select(row_type.fieldNames()[: len(rows.columns)]).toDF(*(column.name for column in rows.columns))
 
 
-def driver_reads(state: TableState, planned: pa.Table) -> bool:
-    """Return whether the driver reads files that it has planned: few, and no larger than a part together."""
-    if state.access.driver is None or state.access.tasks is None:
-        return False
+def few_planned(planned: Relation, state: TableState) -> pa.Table | None:
+    """Return planned files as a table if the driver has planned and reads them; None if not.
+
+    It reads few files, no larger than a part together.
+    """
+    if not isinstance(planned, pa.Table) or state.access.driver is None or state.access.tasks is None:
+        return None
     deletes = pa.Table.from_struct_array(whole(planned.column(DELETES)).flatten())
     deletes = deletes.group_by(["file_path", "content_offset"]).aggregate(
         [("content_size_in_bytes", "max"), ("file_size_in_bytes", "max")]
@@ -106,9 +110,8 @@ def driver_reads(state: TableState, planned: pa.Table) -> bool:
     size = sum(
         pc.sum(byte_counts, min_count=0).as_py() for byte_counts in (planned.column("file_size_in_bytes"), sizes)
     )
-    if state.access.alone:
-        return bool(size <= ALONE_BYTES)
-    return size <= PART_BYTES and len(planned) + len(deletes) <= DRIVER_REQUESTS
+    is_small = size <= PART_BYTES and len(planned) + len(deletes) <= DRIVER_REQUESTS
+    return planned if (size <= ALONE_BYTES if state.access.alone else is_small) else None
 
 
 def read_on_driver(
@@ -125,7 +128,7 @@ def read_on_driver(
 
     Args:
         scan_filter: the filter and the table.
-        planned: rows of `plan_files` for which `driver_reads` returns True.
+        planned: rows of `plan_files` that `few_planned` returns.
         projected: the columns of the table to read.
         metadata_columns: names of metadata columns, which follow the table's columns.
         row_limit: the maximum number of rows. Files are then read one after another until there are enough.

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sparkmeta.arrow_types import arrow_schema
-from sparkmeta.entries.relation import at_most_one, frame_of, select, united
+from sparkmeta.entries.relation import at_most_one, frame_of, select, united, with_types
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import compact_lists, whole, with_plain_types
@@ -415,10 +415,7 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
 
 def _as_planned(rows: Relation, state: TableState) -> Relation:
     """Return a table of a plan with the types of `plan_files`."""
-    if not isinstance(rows, pa.Table):
-        return rows
-    types = {field.name: field for field in arrow_schema(plan_schema(state))}
-    return rows.cast(pa.schema([types.get(field.name, field) for field in rows.schema]))
+    return with_types(rows, {field.name: field for field in arrow_schema(plan_schema(state))})
 
 
 def plan_of_entries(

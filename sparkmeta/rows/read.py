@@ -30,7 +30,7 @@ from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import (
     PART_BYTES,
-    driver_reads,
+    few_planned,
     matching_rows,
     parts_table,
     read_by_tasks,
@@ -174,9 +174,9 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     started = time.perf_counter()
     plan = plan_rows(choice)
     has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
-    if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
-        choice.report(started, partial(result_of, plan.rows))
-        return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
+    if not has_large_types and (planned := few_planned(plan.rows, scan.state)) is not None:
+        choice.report(started, partial(result_of, planned))
+        return read_on_driver(scan.filter, planned, scan.projection, scan.metadata_columns, row_limit)
     rows = rows_of(scan, _collected(choice, plan, started))
     with translated_errors():
         return (rows if row_limit is None else rows.limit(row_limit)).toArrow()
@@ -228,7 +228,7 @@ def are_few(scan: RowScan, files: Iterable[PlannedFiles]) -> bool:
     if any(str(schema.find_field(field_id).field_type) == "variant" for field_id in schema.field_ids):
         return False
     access = scan.state.access
-    return access.tasks is not None and access.driver_opens(count, masks.DRIVER_REQUESTS) and size <= PART_BYTES
+    return access.tasks is not None and access.driver_opens(count <= masks.DRIVER_REQUESTS) and size <= PART_BYTES
 
 
 def rows_of_few(scan: RowScan, files: PlannedFiles) -> DataFrame:
@@ -511,8 +511,8 @@ def count_rows(choice: Choice) -> int:
     rows = _count_by_positions(exact, state)
     if len(uncounted):
         positions = RowScan(choice.pruned.filter, Schema(), ("_pos",))
-        planned = None if table is None else table.filter(pa.array(~is_counted))
-        if planned is not None and driver_reads(state, planned):
+        planned = None if table is None else few_planned(table.filter(pa.array(~is_counted)), state)
+        if planned is not None:
             return rows + len(read_on_driver(positions.filter, planned, Schema(), positions.metadata_columns))
         with translated_errors():
             rows += rows_of(positions, uncounted).count()

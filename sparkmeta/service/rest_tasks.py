@@ -30,10 +30,9 @@ from pyiceberg.types import BinaryType, DateType, FixedType, UUIDType
 
 from sparkmeta.changes.changed_files import appended_entries
 from sparkmeta.checks import NAMES
-from sparkmeta.entries.relation import frame_of, select
+from sparkmeta.entries.relation import frame_of, may_have_elements, select, with_types
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.expr import sql
-from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.conditions import fold, is_floating, junction_of
 from sparkmeta.expr.expression_json import TRUE_JSON
 from sparkmeta.expr.sql import Sql
@@ -137,7 +136,7 @@ def converted(
         UnsupportedError: the protocol can't express the plan, or a client could not apply the filter.
     """
     _refuse_inexpressible(scan_filter)
-    texts = SharedTexts(sys.maxsize) if isinstance(matched, pa.Table) else SharedTexts()
+    texts = SharedTexts.of(matched, sys.maxsize)
     readable = replace(scan_filter, row_filter=_without_infinities(scan_filter.row_filter))
     residual = residual_json(readable, texts.literal)
     partition = _partition(scan_filter.state, null_partitions)
@@ -154,7 +153,7 @@ def converted(
         },
     )
     deletes = sql.empty_array(sql.lit(""))
-    if not isinstance(matched, pa.Table) or len(whole(matched.column(DELETES)).flatten()):
+    if may_have_elements(matched, DELETES):
         deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(first_members, delete))
     no_deletes = sql.call("size", sql.col(DELETES)) == 0
     exact = residual if readable == scan_filter else residual_json(scan_filter, texts.literal)
@@ -165,7 +164,7 @@ def converted(
         sql.call("greatest", sure_rows, sql.lit(0).cast("bigint")).alias("sure_rows"),
     ]
     rows = select(texts.joined_to(matched, scan_filter.state), columns)
-    return rows.cast(_SCHEMA) if isinstance(rows, pa.Table) else rows
+    return with_types(rows, {field.name: field for field in _SCHEMA})
 
 
 def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:

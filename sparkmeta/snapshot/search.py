@@ -18,12 +18,11 @@ from sparkmeta.entries.relation import among, collected, where
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.bounds import bound_arrow_type
-from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
 from sparkmeta.manifests.v4.layout import conform, tree_schema
 from sparkmeta.manifests.v4.root import same_manifest_dv
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT, MASKED
-from sparkmeta.session import map_by_tasks, map_on_driver
 from sparkmeta.snapshot.overlaps import leaf_overlaps, overlaps
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.snapshot.state import TableState
+    from sparkmeta.storage.files import Files
 
 
 # -- Manifests that may hold an entry ---------------------------------------------------------------------------------
@@ -411,14 +411,14 @@ def _search_leaves(
         return projection.schema.empty_table()
     assert state.tree is not None
     assert state.access.tasks is not None
-    on_driver = state.access.driver_opens(len(leaves), MOST_REQUESTS)
-    files = state.files if on_driver else state.access.tasks
+    tree, types, tasks = state.tree, state.types, state.access.tasks
     ids = set(leaves.column(MANIFEST).to_pylist())
-    masks = {row[MANIFEST]: row for row in state.tree.manifest_dvs.to_pylist() if row[MANIFEST] in ids}
-    search = LeafSearch(column, values, projection, state.types.tree_types, state.types.locations, masks, files)
-    if on_driver:
-        return map_on_driver(whole_manifests(leaves), search, projection.schema)
-    return map_by_tasks(state.spark, whole_manifests(leaves), search, projection.schema).toArrow()
+    masks = {row[MANIFEST]: row for row in tree.manifest_dvs.to_pylist() if row[MANIFEST] in ids}
+
+    def search(files: Files | None) -> LeafSearch:
+        return LeafSearch(column, values, projection, types.tree_types, types.locations, masks, files or tasks)
+
+    return collected(mapped_files(whole_manifests(leaves), search, projection.schema, state))
 
 
 def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:

@@ -466,6 +466,10 @@ def _io_properties(io: FileIO) -> dict[str, str]:
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
+# More than there is of anything, and few enough to add one as an integer of 64 bits.
+_UNLIMITED = 1 << 60
+
+
 @dataclass(frozen=True)
 class FileAccess:
     """The access to a table's files, by the session's settings.
@@ -492,12 +496,13 @@ class FileAccess:
         is_direct = reads == "direct" and isinstance(files, IOFiles)
         return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
-    def driver_opens(self, files: int, most: int) -> bool:
-        """Return whether the driver opens this number of files without a job.
+    def limit(self, most: int) -> int:
+        """Return a maximum of work that the driver does. Without Spark, it does any amount."""
+        return _UNLIMITED if self.alone else most
 
-        With Spark, it opens at most `most` files.
-        """
-        return self.driver is not None and (self.alone or files <= most)
+    def driver_opens(self, are_few: bool) -> bool:
+        """Return whether the driver opens files without a job: if they are few and small, or there is no Spark."""
+        return self.driver is not None and (self.alone or are_few)
 
     @property
     def tasks(self) -> ExecutorReader | None:

@@ -35,7 +35,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, hint_at, shown, 
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.sql import quoted
-from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.placement import few_requests
 from sparkmeta.plan.deletes.rules import data_path, is_global
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
@@ -220,10 +220,10 @@ class _Writer(ABC):
             older: older deletes to include in the new ones: `data_path` and `delete`.
         """
         by_tasks = self.tasks(executor_writer(self.state.files))
-        access = self.state.access
-        is_small = access.alone or self._size <= _DRIVER_BYTES
-        if access.driver is not None and access.driver_opens(len(older), MOST_REQUESTS) and is_small:
-            return self._written_by_driver(older, access.driver).drop_columns(list(_NOT_SHOWN))
+        driver = self.state.access.driver
+        is_small = few_requests(older) and self._size <= _DRIVER_BYTES
+        if driver is not None and self.state.access.driver_opens(is_small):
+            return self._written_by_driver(older, driver).drop_columns(list(_NOT_SHOWN))
         with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
             written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
@@ -236,7 +236,7 @@ class _Writer(ABC):
         return totals(self.masks, [size])["size"] or 0
 
     def _written_by_driver(self, older: pa.Table, driver: Files) -> pa.Table:
-        masks = self.masks if isinstance(self.masks, pa.Table) else self.masks.toArrow().cast(MASK_SCHEMA)
+        masks = collected(self.masks).cast(MASK_SCHEMA)
         if len(older):
             locations = self.state.types.locations
             older_masks = pa.Table.from_batches(read_masks(driver, locations, _units(older).to_batches()), MASK_SCHEMA)

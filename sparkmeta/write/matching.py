@@ -26,7 +26,7 @@ from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.arrow_reader import (
-    driver_reads,
+    few_planned,
     matching_rows,
     planned_parts,
     read_on_driver,
@@ -160,16 +160,18 @@ class Matching:
         return PlannedFiles.of([self.partial_plan], self.state)
 
     @cached_property
+    def _few_planned(self) -> pa.Table | None:
+        """The partly matching files if the driver plans and reads them."""
+        return few_planned(self.partial_plan.rows, self.state)
+
+    @property
     def reads_on_driver(self) -> bool:
         """Whether the driver plans and reads the partly matching files."""
-        rows = self.partial_plan.rows
-        return isinstance(rows, pa.Table) and driver_reads(self.state, rows)
+        return self._few_planned is not None
 
     def _read(self, files: PlannedFiles, scan: RowScan, *, matches: bool = True, keep: Keep | None = None) -> pa.Table:
         """Read the rows of files that match the filter of a scan, or the rows that don't, on the driver."""
-        planned = self.partial_plan.rows
-        assert isinstance(planned, pa.Table)
-        rows_of_files = matching(planned, files.table, _SAME_PATH)
+        rows_of_files = matching(self._few_planned, files.table, _SAME_PATH)
         columns = scan.projection, scan.metadata_columns
         return read_on_driver(scan.filter, rows_of_files, *columns, matches=matches, keep=keep)
 

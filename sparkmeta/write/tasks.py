@@ -17,11 +17,11 @@ import pyarrow as pa
 from pyiceberg.transforms import BucketTransform
 
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
+from sparkmeta.entries.relation import distinct_rows, head, mapped
 from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
 from sparkmeta.expr.arrays import identities, uuid_bytes
 from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds
 from sparkmeta.expr.partition_text import NULL, human_strings
-from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property
 from sparkmeta.storage.files import executor_writer
@@ -569,13 +569,8 @@ def delete_written(state: TableState, files: Relation) -> None:
     """
     try:
         deleter = _Deleter(executor_writer(state.files))
-        if isinstance(files, pa.Table):
-            paths = pa.table([files.column("file_path").unique()], ["file_path"])
-            failures = pa.Table.from_batches(deleter(paths.to_batches()), _FAILURES)
-        else:
-            deleted = map_arrow(files.select("file_path").distinct(), deleter, _FAILURES)
-            failures = deleted.limit(_NAMED).toArrow()
-        for failure in failures.slice(0, _NAMED).to_pylist():
+        failures = mapped(distinct_rows(files, ["file_path"]), deleter, _FAILURES)
+        for failure in head(failures, _NAMED).to_pylist():
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
         location, names_text = state.metadata.location, _file_names(files)
@@ -627,10 +622,7 @@ def deleted_on_failure(state: TableState, written: Sequence[Relation]) -> Iterat
 def _file_names(files: Relation) -> str:
     """Return the locations of files, up to a limit."""
     try:
-        if isinstance(files, pa.Table):
-            paths = files.column("file_path").unique().to_pylist()
-        else:
-            paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
+        paths = head(distinct_rows(files, ["file_path"]), _NAMED + 1).column(0).to_pylist()
     except Exception as error:  # noqa: BLE001  the log is best effort
         return f"their names are not known: {first_line(error)}"
     return ", ".join([*paths[:_NAMED], *(["..."] if len(paths) > _NAMED else [])])

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.commit import file_writer, lists, snapshot_writer, vector_targets
+from sparkmeta.commit import file_writer, lists, snapshot_writer
 from sparkmeta.data_source import sink
 from sparkmeta.entries import relation
 from sparkmeta.errors import (
@@ -30,11 +30,11 @@ from sparkmeta.errors import (
     SparkmetaError,
     UnsupportedError,
 )
+from sparkmeta.manifests import placement
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows import arrow_reader
-from sparkmeta.snapshot import search
 from sparkmeta.spec.summary import summary_of
-from sparkmeta.write import deletes, options
+from sparkmeta.write import options
 from tests.conftest import configured
 from tests.data_source.sink_tables import (
     COLUMNS,
@@ -354,7 +354,7 @@ def test_sorted_rows(catalog: sm.Catalog, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("version", VERSIONS)
 def test_many_files_without_jobs(catalog: sm.Catalog, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a session would do by jobs, a process without one does itself."""
-    limits = [(module, "MOST_REQUESTS") for module in (search, vector_targets, lists, deletes)]
+    limits = [(placement, "MOST_REQUESTS"), (lists, "MOST_REQUESTS")]
     limits += [(file_writer, "MOST_ON_DRIVER"), (relation, "FEW_ROWS"), (arrow_reader, "DRIVER_REQUESTS")]
 
     def run_limited(write: Write, *tables: pa.Table) -> None:

@@ -73,7 +73,7 @@ def in_each_place(
 ) -> Iterator[None]:
     """Have the driver list, compare and delete files, and then tasks."""
     if request.param == "only listed on the driver":
-        monkeypatch.setattr(reachable_files, "driver_opens", lambda *_: False)
+        monkeypatch.setattr(reachable_files, "few_files", lambda *_: False)
     with configured(spark, BY_TASKS if request.param == "by tasks" else {}):
         yield
 

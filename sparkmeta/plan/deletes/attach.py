@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
-from sparkmeta.entries.relation import frame_of, with_columns
+from sparkmeta.entries.relation import collected, frame_of, with_columns
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.sql import Aliased, Sql
@@ -196,15 +196,15 @@ def _attach_on_driver(data: pa.Table, deletes: DeleteEntries, entries: pa.Table,
         ValidationError: entries break one of the `rules`.
     """
     groups = delete_groups(entries, deletes, state)
-    assert isinstance(groups.grouped, pa.Table)
-    grouped, known = (whole(groups.grouped.column(name)) for name in (GROUP, KEY))
+    rows_of_groups = collected(groups.grouped)
+    grouped, known = (whole(rows_of_groups.column(name)) for name in (GROUP, KEY))
     keys = evaluate.select(data, [data_key(scope, state).alias(scope) for scope in groups.scopes])
     places = {scope: pc.index_in(whole(keys.column(scope)), known) for scope in groups.scopes}
     lengths = pc.list_value_length(grouped)
     pairs = sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places.values())
-    if pairs > costs.COSTS.driver_pairs and not state.access.alone:
+    if pairs > state.access.limit(costs.COSTS.driver_pairs):
         return None
-    refuse_second_dvs(groups.grouped)
+    refuse_second_dvs(rows_of_groups)
     rows = data
     for scope, place in places.items():
         rows = rows.append_column(scope, grouped.take(place))
