@@ -35,6 +35,7 @@ GROUPS = pa.table(
     }
 )
 KNOWN = pa.table({"path": ["c", "a", "e"], "bytes": pa.array([7, 6, None], pa.int64())})
+COUNT = pa.schema([pa.field("rows", pa.int64())])
 BYTES = sql.col("bytes")
 AGGREGATES = [
     sql.call("sum", BYTES).alias("sum"),
@@ -55,6 +56,14 @@ OPERATIONS: dict[str, Callable[[Callable[[pa.Table], Relation]], Any]] = {
         place(ENTRIES), place(KNOWN), {"path": "path", "bytes": "bytes"}, absent=True
     ),
     "largest": lambda place: relation.largest(place(ENTRIES), ["bytes", "path"], 3),
+    "ordered": lambda place: relation.limited(relation.ordered(place(KNOWN), ["path"]), 2),
+    "values": lambda place: {"values": sorted(relation.values(place(ENTRIES)))},
+    "distinct rows": lambda place: relation.distinct_rows(place(ENTRIES), ["bytes"]),
+    "mapped together": lambda place: relation.mapped_together(
+        place(KNOWN), lambda table: pa.table({"rows": pa.array([len(table)], pa.int64())}), COUNT
+    ),
+    "with types": lambda place: relation.with_types(place(KNOWN), {"path": pa.field("path", pa.string())}),
+    "elements": lambda place: {"elements": relation.may_have_elements(place(ENTRIES), "metrics")},
 }
 
 
@@ -65,7 +74,7 @@ def test_rows_are_those_of_spark(name: str, spark: SparkSession) -> None:
         assert here == there
         return
     rows = [relation.collected(each).to_pylist() for each in (here, there)]
-    if name != "largest":
+    if name not in ("largest", "ordered"):
         rows = [sorted(each, key=str) for each in rows]
     assert rows[0] == rows[1]
     assert rows[0] or name == "beside none"
