@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.entries.live import FILE_COUNTS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.partition_text import human_strings
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import TreeTypes
@@ -170,7 +171,8 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
     of_root = manifests.filter(pc.and_not(is_root, is_data))
     parts = [(manifests, file_format), (of_root, pa.repeat(VECTORS, len(of_root)))]
     rows = [part.append_column("file_format", formats).select(REACHABLE.names) for part, formats in parts]
-    return pa.Table.from_batches(rows).cast(REACHABLE).combine_chunks().to_batches()[0]
+    reachable = pa.Table.from_batches(rows).cast(REACHABLE)
+    return pa.RecordBatch.from_arrays([whole(column) for column in reachable.columns], schema=REACHABLE)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def test_every_table(registered: SparkSession, kind: str, request: pytest.Fixtur
         assert_same_rows(rows[name, way], rows[name], f"{name} by {way}")
 
 
-@pytest.mark.parametrize("kind", ["orders", "deleted", "tree"])
+@pytest.mark.parametrize("kind", ["orders", pytest.param("deleted", marks=pytest.mark.jvm), "tree"])
 def test_shares(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks read any cut of the manifests to the same rows, however large they are."""
     place = request.getfixturevalue(kind)
