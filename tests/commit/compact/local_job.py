@@ -23,6 +23,7 @@ from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_be
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.tree_layout import PROPOSAL
 from tests.commit.tree_model import Reading, Store, key_of
 
 
@@ -144,6 +145,7 @@ def local_rewrite(
     metadata = SimpleNamespace(location="/t", properties={})
     types = TreeTypes(stats, frozenset(stats), {}, dict.fromkeys(scope.sources, ()))
     state: Any = SimpleNamespace(
+        layout=PROPOSAL,
         sessions=None,
         metadata=metadata,
         types=SimpleNamespace(
