@@ -319,7 +319,7 @@ def foreign_vector(world: World) -> ChangeSet:
 
 
 def shrinking_vector(world: World) -> ChangeSet:
-    old = [path for path, vector in world.model.vectors.items() if vector.positions]
+    old = [path for path, vector in world.model.vectors.items() if len(vector.positions) > 1]
     if not old:
         return append(world)
     path = world.rng.choice(old)

@@ -60,8 +60,8 @@ class ArrowFrame:
     def columns(self) -> list[str]:
         return list(self.table.column_names)
 
-    def select(self, *names: str) -> ArrowFrame:
-        return ArrowFrame(self.table.select(list(names)))
+    def select(self, *names: str | list[str]) -> ArrowFrame:
+        return ArrowFrame(self.table.select([*names[0]] if isinstance(names[0], list) else [*names]))
 
     def selectExpr(self, *_expressions: str) -> ArrowFrame:  # noqa: N802  Spark's name
         """Return the frame itself. The paths have schemes, so that a commit changes none."""
