@@ -107,13 +107,6 @@ class EntryProjection:
         """Return partition field id in the manifests of a spec -> unique id, for fields whose ids differ."""
         return {id_in_spec: unique_id for id_in_spec, unique_id, _ in self.tuple_of(spec_id) if id_in_spec != unique_id}
 
-    @property
-    def has_tests(self) -> bool:
-        """Whether there is a filter with tests. One without tests drops DELETED entries only."""
-        if self.entry_filter is None:
-            return False
-        return any(tests.tests for tests in (self.entry_filter.stats, *dict(self.entry_filter.partitions).values()))
-
     @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema of rows: the columns, projected `partition` and `content_stats`, `manifest`, `ordinal`."""

@@ -370,9 +370,6 @@ class EntryDecoder:
         remembered = self._remembered(part, projection)
         if remembered is None:
             yield from self._decoded(part, self._read(part), projection)
-        elif part["file_format"] in ("PARQUET", VECTORS) and self.trees is not None:
-            # Leaves of trees are read without a filter, since their deletion vectors count all entries.
-            yield from remembered.to_batches()
         else:
             yield from matching_rows(remembered, projection).to_batches()
 
@@ -456,7 +453,7 @@ class EntryDecoder:
                     yield from self.entries(part, projection) if remembered is None else remembered.to_batches()
                 else:
                     table = self.table(part, projection)
-                    some = part["file_format"] == VECTORS or projection.has_tests
+                    some = part["file_format"] == VECTORS or projection.entry_filter is not None
                     yield from unmasked_entries(table, mask, some=some).to_batches()
 
 

@@ -122,7 +122,7 @@ def _join_of(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]
 
 def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     """Join a leaf with the DVs in its entries, which are loaded only if the leaf has entries left."""
-    data = matching_rows(_live(task.decoder.table(leaf, task.data), leaf, task.data), task.data)
+    data = _live(task.decoder.table(leaf, task.data), leaf, task.data)
     if len(data):
         dvs = load()
         places = pc.index_in(_array(data, ORDINAL), _array(dvs, ORDINAL))
@@ -224,7 +224,7 @@ def _is_leaf(manifest: Mapping[str, Any]) -> bool:
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
     """Drop DELETED and masked entries of a leaf that were read for a projection."""
-    mask, some = leaf.get("mask"), leaf["file_format"] == VECTORS or projection.has_tests
+    mask, some = leaf.get("mask"), leaf["file_format"] == VECTORS or projection.entry_filter is not None
     unmasked = entries if mask is None else unmasked_entries(entries, mask, some=some)
     return kept_rows(unmasked, is_live(unmasked))
 

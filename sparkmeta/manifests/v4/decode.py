@@ -67,7 +67,7 @@ def decode_tree_manifest(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a leaf, or the files of a root, as batches of `projection.schema` with inheritance applied.
 
-    If the projection's filter has tests, entries that fail them are left out.
+    Entries that fail the projection's filter are left out.
 
     Args:
         data: the content of the file.
@@ -81,7 +81,7 @@ def decode_tree_manifest(
     """
     if not has_metrics_maps(projection):
         entries = tree_entries(data, part, projection, types, vectors=vectors)
-        yield from (matching_rows(entries, projection) if projection.has_tests else entries).to_batches()
+        yield from matching_rows(entries, projection).to_batches()
         return
     columns = {field_id: types.stats[field_id] for field_id in types.columns}
     entries = tree_entries(data, part, stats_for_maps(projection, columns), types, vectors=vectors)
