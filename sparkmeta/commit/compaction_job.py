@@ -195,7 +195,7 @@ class RewriteJob:
     def files(self, group: Group) -> pa.Table:
         """Return the group's files of the root as EXISTING entries of leaves."""
         files = existing(self.root.take(pa.array(group.files, pa.int64())))
-        return files if not self.form.layout.colocates else with_vectors(files, existing(self._vectors(group)))
+        return with_vectors(files, existing(self._vectors(group))) if self.form.layout.colocates else files
 
     def _vectors(self, group: Group) -> pa.Table:
         """Return the deletion vectors in the root that go into the entries of the group's files."""

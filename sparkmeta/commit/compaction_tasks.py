@@ -84,7 +84,7 @@ class Rewriting:
     def schema(self) -> pa.Schema:
         """The row type of the entries that are read."""
         schema = tree_schema(self.types.stats)
-        return schema if not self.form.layout.colocates else colocated_schema(schema)
+        return colocated_schema(schema) if self.form.layout.colocates else schema
 
     # -- Whole bins -------------------------------------------------------------------------------------------------
 

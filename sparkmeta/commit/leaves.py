@@ -89,7 +89,7 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
         writer,
         locations=locations,
         layout=state.layout,
-        types=types.tree_types,
+        types=types.tree_types if state.layout.colocates else None,
     )
 
 

@@ -269,9 +269,10 @@ class TreeWriter:
 
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`. Written files have stats of partitions, whose ids must be the same."""
-        if self._state is None or not has_tree(head.metadata):
-            return has_tree(head.metadata)
-        return head.layout == self._state.layout and head.types.has_tuples_of(self._state.types)
+        if not has_tree(head.metadata):
+            return False
+        earlier = self._state
+        return earlier is None or (head.layout == earlier.layout and head.types.has_tuples_of(earlier.types))
 
     def begin(self, head: TableState) -> TableState:
         """See `SnapshotWriter.begin`."""

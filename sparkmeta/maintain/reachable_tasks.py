@@ -345,13 +345,13 @@ class ContentReader:
         formats = [part["file_format"]]
         if self.trees is not None and formats == ["PARQUET"] and not isinstance(data, Windows):
             formats += [VECTORS] if is_tree_manifest(data, row["path"]) else []
-        for part["file_format"] in formats:
-            batches = decode(data, part, self._projection, self.trees, self.locations)
+        for file_format in formats:
+            batches = decode(data, part | {"file_format": file_format}, self._projection, self.trees, self.locations)
             if dv is None:
                 yield from batches
                 continue
             table = pa.Table.from_batches(batches, self._projection.schema)
-            yield from unmasked_entries(table, dv, some=part["file_format"] == VECTORS).to_batches()
+            yield from unmasked_entries(table, dv, some=file_format == VECTORS).to_batches()
 
     @cached_property
     def _projection(self) -> EntryProjection:

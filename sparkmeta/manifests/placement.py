@@ -91,7 +91,7 @@ class ManifestLoad:
 
 
 def few_requests(files: pa.Table) -> bool:
-    """Return whether the driver opens files, each of which takes one small read."""
+    """Return whether the driver opens files that take one small read each."""
     return len(files) <= MOST_REQUESTS
 
 

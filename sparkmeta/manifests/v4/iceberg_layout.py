@@ -362,7 +362,7 @@ class _Entries:
     def stats(self, stats: StatsTypes, fields: Mapping[int, int], *, vectors: bool) -> pa.StructArray:
         """Return `content_stats`, whose bounds hold partition values as in the layout of the proposal.
 
-        Deletion vectors have no others, since the statistics in their entry are those of the data file.
+        Deletion vectors have no others, since the statistics in their entry describe the data file.
         """
         known = None if vectors else self._resolved_stats()
         content = read_stats(known, stats, len(self.table), self.location, {})

@@ -297,7 +297,7 @@ class OpenManifest:
         as_written: bool = False,
     ) -> pa.Table:
         """Return the entries of row groups, by default all, as `read_manifest` does."""
-        if self.vectors and not (self._is_iceberg and not lacks_vectors(self.file)):
+        if self.vectors and (not self._is_iceberg or lacks_vectors(self.file)):
             return tree_schema(stats).empty_table()
         table = self._columns(groups, stats, columns, fields or {})
         if self._is_iceberg:

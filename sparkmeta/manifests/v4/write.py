@@ -156,7 +156,7 @@ class LeafFormat:
         properties: further key-value metadata of the files.
         locations: how to write locations; None to write them unchanged.
         layout: the layout of the leaves. Entries may have the column `vector` if it colocates.
-        types: the types of the table's manifests; only layouts that colocate need them.
+        types: the types of the table's manifests, for a layout that colocates.
     """
 
     folder: str
