@@ -53,6 +53,7 @@ _SPARK_ARCHIVE = re.compile(r"pyspark\.zip|py4j-.*\.zip|spark-core_.*\.jar")
 # Paths of sockets have at most 103 bytes on macOS, and Spark's names 43.
 _MOST_SOCKET_FOLDER = 60
 
+_MOST_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ADVISORY_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 
 # Without it, Spark logs failed tasks with Java's stack traces before their error is raised.
@@ -360,20 +361,36 @@ def materialize(df: DataFrame) -> DataFrame:
         raise
 
 
-@contextmanager
-def advised_shuffles(spark: SparkSession, size: int) -> Iterator[None]:
+def advised_shuffles(spark: SparkSession, size: int) -> AbstractContextManager[None]:
     """Let adaptive execution give tasks this many bytes of shuffled rows, unless the session has a setting for it.
 
-    Spark has a hint for it only in Scala. Jobs that other threads run in the session meanwhile get the size as well.
-    Serverless sessions keep their own size.
+    Spark has a hint for it only in Scala.
+    """
+    return _temporary_setting(spark, _ADVISORY_SIZE, str(size))
+
+
+def batches_of_entries(spark: SparkSession | None) -> AbstractContextManager[None]:
+    """Let Spark pass entries to tasks in batches of 10,000, whatever their size, unless the session has a limit.
+
+    For its limit of 64 MiB, Spark since 4.1 adds up the sizes of all columns after each row. With the statistics of 25
+    columns, commits of 150,000 files take 1.6 times as long, and those of as many deletion vectors 2.3 times.
+    """
+    return _temporary_setting(spark, _MOST_BATCH_BYTES, str((1 << 31) - 1))
+
+
+@contextmanager
+def _temporary_setting(spark: SparkSession | None, name: str, value: str) -> Iterator[None]:
+    """Set a value in a block, unless the session has one.
+
+    Jobs that other threads run in the session meanwhile get it as well. Serverless sessions keep their defaults.
     """
     from pyspark.errors import PySparkException
 
-    if setting(spark, _ADVISORY_SIZE) is not None:
+    if spark is None or setting(spark, name) is not None:
         yield
         return
     try:
-        spark.conf.set(_ADVISORY_SIZE, str(size))
+        spark.conf.set(name, value)
     except PySparkException as error:
         if not is_unavailable(error):
             raise
@@ -381,7 +398,7 @@ def advised_shuffles(spark: SparkSession, size: int) -> Iterator[None]:
         yield
     finally:
         with suppress(PySparkException):
-            spark.conf.unset(_ADVISORY_SIZE)
+            spark.conf.unset(name)
 
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:

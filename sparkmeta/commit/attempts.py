@@ -25,6 +25,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids, refuse_read_only
 from sparkmeta.reports import COMMIT, commit_report, failures_reported
+from sparkmeta.session import batches_of_entries
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
 from sparkmeta.storage.writing import discard
@@ -83,8 +84,9 @@ def _committed(table: TableT, steps: Sequence[Step], tried: list[int]) -> TableT
                 if _is_repetition(steps, metadata):
                     _discard_attempts(table, steps)
                     return table
-                for step in steps:
-                    metadata = step.apply(replace(table.state, metadata=metadata))
+                with batches_of_entries(table.state.sessions.running()):
+                    for step in steps:
+                        metadata = step.apply(replace(table.state, metadata=metadata))
             metadata = without_intermediate(metadata, table.metadata)
         except Exception as error:  # noqa: BLE001  raised unless the table is outdated
             table = _newer_after(error, table, metadata, steps, may_retry=attempt < retries.count)
