@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.live import entry_count
 from sparkmeta.entries.relation import frame_of
+from sparkmeta.expr.arrays import whole
 from sparkmeta.session import in_tasks, map_arrow, map_on_driver
 
 if TYPE_CHECKING:
@@ -73,13 +75,17 @@ class ManifestLoad:
     def of(manifests: pa.Table, most_entries: int | None = None) -> ManifestLoad:
         """Return the load of manifests, rows of `TableState.manifests`.
 
+        A leaf counts once, even if its vectors are a manifest of their own.
+
         Args:
             manifests: the manifests.
             most_entries: the maximum entries that the driver may decode; by default `MOST_ENTRIES`.
         """
         most_entries = MOST_ENTRIES if most_entries is None else most_entries
-        size = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
-        return ManifestLoad(size, entry_count(manifests), most_entries)
+        paths = whole(manifests.column("location")).dictionary_encode().indices
+        files = manifests.take(pa.array(np.unique(paths, return_index=True)[1]))
+        size = pc.sum(files.column("file_size_in_bytes")).as_py() or 0
+        return ManifestLoad(size, entry_count(files), most_entries)
 
     def fits_driver(self, driver_bytes: int) -> bool:
         """Return whether the driver decodes the manifests faster than tasks would.

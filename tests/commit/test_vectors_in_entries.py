@@ -18,6 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 import sparkmeta as sm
 from sparkmeta.errors import ValidationError
+from tests.conftest import configured
 from tests.local_files import local_path
 from tests.service.serving import Client, served
 
@@ -109,6 +110,20 @@ def test_new_files_with_their_vectors(tmp_path: Path, spec: str, direct_files: i
     assert snapshot.summary.additional_properties["added-dvs"] == str(len(vectors))
     listed = {local_path(path) for path in table.inspect.arrow.manifests()["path"].to_pylist()}
     assert {path for path in files_of(table) if "-leaf-" in path} <= listed, "a leaf is left over"
+
+
+def test_leaves_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver plans without a job if the leaves fit its limit, whose vectors are in the same files."""
+    table = with_vectors(new_table(tmp_path, "identity", "iceberg", spark))
+    leaves = {row["path"]: row["length"] for row in table.inspect.arrow.manifests().to_pylist()}
+    jobs = spark.sparkContext.statusTracker()
+    for limit, on_driver in [(sum(leaves.values()), True), (max(leaves.values()) - 1, False)]:
+        spark.sparkContext.setJobGroup(f"limit {limit}", "")
+        with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": str(limit)}):
+            planned = sm.load_table(table.metadata_location, spark=spark).scan().arrow.plan_files()
+        assert sum(map(len, planned["deletes"].to_pylist())) == len(of_content(table, 1))
+        assert bool(jobs.getJobIdsForGroup(f"limit {limit}")) != on_driver
+    spark.sparkContext.setJobGroup("", "")
 
 
 @pytest.mark.parametrize("direct_files", [1, 100])
