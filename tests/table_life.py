@@ -61,6 +61,7 @@ ON_CLUSTERS = [(2, "orc", MERGE, PROPOSAL), (3, "avro", MERGE, PROPOSAL), (4, "p
 # The jobs, with options that make them do something, in an order in which there is something to do.
 JOBS: dict[str, list[dict[str, Any]]] = {
     "rewrite_position_delete_files": [{"rewrite_all": True}],
+    "convert_equality_deletes": [{}],
     "rewrite_data_files": [{"rewrite_all": True}, {"strategy": "sort", "sort_order": "at DESC", "rewrite_all": True}],
     "remove_dangling_deletes": [{}],
     "rewrite_manifests": [{}],

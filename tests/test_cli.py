@@ -91,7 +91,8 @@ def test_version(run):
 ROW_OPTIONS = (["--where", "record_count > 5"], ["--columns", "file_path"], ["--limit", "1"])
 WITH_FILES = (
     "compact", "rewrite-manifests", "expire-snapshots", "remove-orphan-files", "remove-dangling-deletes",
-    "rewrite-data-files", "rewrite-position-delete-files", "compute-partition-stats", "downgrade", "convert-tree",
+    "rewrite-data-files", "rewrite-position-delete-files", "convert-equality-deletes", "compute-partition-stats",
+    "downgrade", "convert-tree",
 )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ TREE_JOBS: dict[str, tuple[list[str], Callable[[dict[str, Any]], bool]]] = {
     "expire_snapshots.py": (["--older-than", "2100-01-01"], lambda result: result["plan"]["snapshots"] == 1),
     "remove_dangling_deletes.py": ([], lambda result: result["plan"]["manifests"] == 0),
     "remove_orphan_files.py": ([], lambda result: result["plan"]["files"] == {}),
+    "convert_equality_deletes.py": ([], lambda result: result["plan"]["equality_delete_files"] == 0),
     "rewrite_position_delete_files.py": ([], lambda result: result["plan"]["position_delete_files"] == 0),
 }
 

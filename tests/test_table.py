@@ -223,6 +223,7 @@ def test_plans_are_shown_without_metadata(table: sm.Table) -> None:
     for plan in (
         maintenance.rewrite_data_files(),
         maintenance.rewrite_position_delete_files(),
+        maintenance.convert_equality_deletes(),
         maintenance.remove_dangling_deletes(),
         maintenance.compact_manifests(),
         maintenance.expire_snapshots(),

@@ -391,6 +391,12 @@ OPERATIONS = {
         _DELETES,
         "deletes to rewrite",
     ),
+    "convert_equality_deletes": MaintenanceCommand(
+        "Replace equality deletes by deletion vectors, or by position delete files in format version 2.",
+        _rewritten("delete manifests"),
+        _DELETES,
+        "equality delete files to convert",
+    ),
     "downgrade": MaintenanceCommand(
         "Downgrade a metadata tree to format version 3, with manifest lists.\n\nBranches and tags keep their "
         "snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads and writes the table "

@@ -197,7 +197,8 @@ _PLAN, _COMMIT, _NOTHING = "plan", "commit", "nothing"
 _MAINTENANCE: Final = {
     "expire_snapshots": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
     "remove_dangling_deletes": _PLAN, "rewrite_position_delete_files": _PLAN, "rewrite_manifests": _COMMIT,
-    "compact_manifests": _COMMIT, "compute_partition_stats": _PLAN, "compute_table_stats": _PLAN,
+    "convert_equality_deletes": _PLAN, "compact_manifests": _COMMIT, "compute_partition_stats": _PLAN,
+    "compute_table_stats": _PLAN,
     "upgrade": _NOTHING, "undo_upgrade": _NOTHING, "downgrade": _PLAN, "convert_tree": _COMMIT,
 }  # fmt: skip
 

@@ -293,6 +293,16 @@ class Examination:
             gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes remain"
             yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
         metadata = self.table.metadata
+        if (count := entries.deletes.equality_files - dangling.equality_files) > 0:
+            yield Finding(
+                "equality_deletes",
+                count,
+                None,
+                f"{counted(count, 'equality delete file')} may apply to any row of older files",
+                "plans match them by partition and statistics, and readers compare their keys with all of these rows",
+                "deletes by position, which plans and readers find by data file",
+                **self._done_by("convert_equality_deletes", "convert-equality-deletes"),
+            )
         takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
         if takes_vectors and entries.deletes.position_files:
             count = entries.deletes.position_files

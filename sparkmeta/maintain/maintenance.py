@@ -9,6 +9,11 @@ from sparkmeta.checks import takes_options
 from sparkmeta.commit.compaction import CompactionOptions
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.maintain.compact_manifests import CompactionPlan, plan_compaction
+from sparkmeta.maintain.convert_equality_deletes import (
+    EqualityConversionOptions,
+    EqualityConversionPlan,
+    plan_equality_conversion,
+)
 from sparkmeta.maintain.convert_tree import ConversionPlan, ConvertTreeOptions, plan_conversion
 from sparkmeta.maintain.dangling_deletes import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.downgrade import DowngradeOptions, DowngradePlan, plan_downgrade
@@ -98,6 +103,24 @@ class Maintenance(Generic[TableT]):
                 Spark's sources can open its files.
         """
         return plan_delete_rewrite(self.table, options)
+
+    @takes_options(EqualityConversionOptions)
+    def convert_equality_deletes(self, options: EqualityConversionOptions) -> EqualityConversionPlan[TableT]:
+        """Plan to replace equality deletes by deletion vectors, or by position delete files in version 2.
+
+        Executors read the key columns of the data files that the deletes may apply to, judging by partition, sequence
+        number and statistics, and write deletes of the rows that have these keys. Converted delete files are removed.
+        Rows and data files stay the same. `max_files` and `max_bytes` limit a run to the oldest deletes. At least the
+        deletes of one commit are converted, so that repeated runs convert all. New data files and new equality deletes
+        of other commits are no conflict.
+
+        Raises:
+            ValidationError: an option or table property is out of range, or the branch is unknown.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
+                Spark's sources can open its files.
+        """
+        return plan_equality_conversion(self.table, options)
 
     @takes_options(HealthOptions)
     def health(self, options: HealthOptions) -> HealthReport:

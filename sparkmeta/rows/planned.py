@@ -102,6 +102,12 @@ class DeleteSets:
         member_rows = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
         return np.repeat(np.arange(len(sets)), lengths), self.members[member_rows]
 
+    def only(self, of_deletes: Flags) -> DeleteSets:
+        """Return the sets with only the flagged deletes as members."""
+        stays = of_deletes[self.members]
+        counts = np.concatenate([[0], np.cumsum(stays)])
+        return replace(self, members=self.members[stays], offsets=counts[self.offsets])
+
     def with_sets(self, lengths: Indices, members: Indices) -> DeleteSets:
         """Append further sets of the same deletes."""
         offsets = np.concatenate([self.offsets, self.offsets[-1] + np.cumsum(lengths)])
@@ -517,6 +523,23 @@ class PlannedFiles:
         table = self.table.drop_columns([*SELECTING])
         return replace(self, table=table.rename_columns([names.get(name, name) for name in table.column_names]))
 
+    def without(self, content: ContentType) -> PlannedFiles:
+        """Return the files without the shared deletes of a content type."""
+        return replace(self, sets=self.sets.only(~self._of_content(content)))
+
+    def selected_by(self, content: ContentType) -> PlannedFiles:
+        """Return the files, to be read for the rows that only their shared deletes of a content type delete."""
+        others, selecting = self.without(content).sets, self.sets.only(self._of_content(content))
+        lists = whole(self.table.column(FILE_DELETES))
+        none = pa.ListArray.from_arrays(np.zeros(len(self) + 1, np.int32), lists.flatten().slice(0, 0))
+        table = self.table.append_column(SELECTING[FILE_DELETES], none)
+        table = table.append_column(SELECTING[DELETE_SET], pa.array(self.set_codes + len(others)))
+        return PlannedFiles(table, others.with_sets(np.diff(selecting.offsets), selecting.members))
+
+    def _of_content(self, content: ContentType) -> Flags:
+        flags: Flags = np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
+        return flags
+
     @property
     def result(self) -> ScanResult:
         """The sums over the files and their deletes."""
@@ -563,8 +586,7 @@ class PlannedFiles:
 
     def shared_deletes(self, content: ContentType) -> Flags:
         """Return which deletes of `sets` have a content type and are in a set of one of the files."""
-        flags: Flags = self._is_used & np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
-        return flags
+        return self._is_used & self._of_content(content)
 
     @cached_property
     def _is_used(self) -> Flags:
