@@ -373,7 +373,7 @@ def batches_of_entries(spark: SparkSession | None) -> AbstractContextManager[Non
     """Let Spark pass entries to tasks in batches of 10,000, whatever their size, unless the session has a limit.
 
     For its limit of 64 MiB, Spark since 4.1 adds up the sizes of all columns after each row. With the statistics of 25
-    columns, commits of 150,000 files take 1.6 times as long, and those of as many deletion vectors 2.3 times.
+    columns, commits of 150,000 files take 1.6 times as long, and commits of as many deletion vectors 2.3 times.
     """
     return _temporary_setting(spark, _MOST_BATCH_BYTES, str((1 << 31) - 1))
 

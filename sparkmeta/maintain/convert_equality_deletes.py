@@ -8,9 +8,9 @@ The last two steps are shared: rows are found as a changelog finds the rows that
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,19 +18,17 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 
 from sparkmeta.checks import at_least, option
-from sparkmeta.commit.attempts import commit_steps
-from sparkmeta.commit.base_root import base_root
-from sparkmeta.commit.new_snapshot import branch_head, with_root
-from sparkmeta.commit.options import BranchOptions, check_snapshot_options
+from sparkmeta.commit.options import BranchOptions
 from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.live import is_kind, is_live_entry
 from sparkmeta.entries.relation import collected, count, distinct, grouped, totals, where
 from sparkmeta.expr import sql
 from sparkmeta.expr.predicate import parse_filter
-from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
-from sparkmeta.maintain.plans import RewritePlan, SnapshotPlanSummary
-from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows
+from sparkmeta.maintain.plans import SnapshotPlanSummary
+from sparkmeta.maintain.rewrite_position_deletes import NewDeletesPlan, head_for_deletes
+from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import SEQUENCE
 from sparkmeta.plan.filter import DELETES, ScanFilter, tuple_matches
@@ -40,13 +38,9 @@ from sparkmeta.progress import planning
 from sparkmeta.rows.planned import PlannedFiles, plan_of_entries
 from sparkmeta.rows.read import RowScan, are_few, rows_of, rows_of_few
 from sparkmeta.snapshot.search import live_manifests
-from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import has_tree
-from sparkmeta.spec.summary import summary_number
-from sparkmeta.write.deletes import delete_codec, delete_granularity, delete_target_bytes, write_deletes
+from sparkmeta.write.deletes import delete_target_bytes, write_deletes
 from sparkmeta.write.matching import FILE, POSITION, masks_of
-from sparkmeta.write.tasks import deleted_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -197,7 +191,7 @@ class EqualityConversion:
     def write(self) -> WrittenDeletes | None:
         """Write deletes by position of the rows that the chosen deletes remove; None if they remove no row. Runs jobs.
 
-        The new deletes of a data file include its older position deletes, as those of `Table.delete` do.
+        The new deletes of a data file include its older position deletes, as after `Table.delete`.
         """
         state, files = self.state, self.files
         if not len(files):
@@ -214,7 +208,7 @@ class EqualityConversion:
 
 
 @dataclass(frozen=True)
-class EqualityConversionPlan(RewritePlan[TableT, EqualityConversionOptions]):
+class EqualityConversionPlan(NewDeletesPlan[TableT, EqualityConversionOptions]):
     """A plan to convert equality deletes, carried out by `commit`.
 
     New deletes are written once, and deleted if the commit fails. `commit` raises CommitConflictError if another commit
@@ -223,8 +217,6 @@ class EqualityConversionPlan(RewritePlan[TableT, EqualityConversionOptions]):
     """
 
     _doing = "Converting equality deletes"
-
-    _written: list[WrittenDeletes | None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def _conversion(self) -> EqualityConversion:
@@ -267,15 +259,15 @@ class EqualityConversionPlan(RewritePlan[TableT, EqualityConversionOptions]):
         """See `RewritePlan.step`. Writes the new deletes."""
         if self.summary().is_empty:
             return None
-        if not self._written:
-            self._written.append(self._conversion.write())
-        written = self._written[0]
+        if not self._written and (new := self._conversion.write()) is not None:
+            self._written.append(new)
         step = SnapshotStep(self.table.state, WriteTarget(self.branch), dict(self.properties))
         update = SnapshotUpdate(step)
         removed = self.to_df().select("file_path", "manifest_path")
-        if written is None:
+        if not self._written:
             update.rewrite(removed)
             return step
+        (written,) = self._written
         update.rewrite(removed, deletes=written.files)
         if written.superseded is not None:
             update.row_delta(superseded=written.superseded)
@@ -283,36 +275,10 @@ class EqualityConversionPlan(RewritePlan[TableT, EqualityConversionOptions]):
             update.validate_data_files_exist(written.data_files, with_deletes=True)
         return step
 
-    def _outcome(self) -> dict[str, Any] | None:
-        """See `Plan.result`. The counts include the new delete files and their bytes."""
-        counts = super()._outcome()
-        if counts is not None:
-            after = self._committed[0].metadata.snapshot_by_name(self.branch)
-            names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
-            counts |= {name: summary_number(after, key) or 0 for name, key in names.items()}
-        return counts
-
-    def _commit(self) -> TableT:
-        step = self.step()
-        if step is None:
-            return self.table
-        written = [deletes.files for deletes in self._written if deletes is not None]
-        self._written[:] = []
-        with deleted_on_failure(self._state, written):
-            return commit_steps(self.table, [step])
-
 
 def plan_equality_conversion(table: TableT, options: EqualityConversionOptions) -> EqualityConversionPlan[TableT]:
     """See `Maintenance.convert_equality_deletes`."""
-    refuse_read_only(table)
-    metadata = table.metadata
-    refuse_rewrite(metadata)
-    check_snapshot_options(metadata)
-    head = branch_head(table.state, options.branch)
-    state = with_root(head, base_root(head)) if has_tree(metadata) else head
     options.check()
-    delete_target_bytes(metadata.properties)
-    delete_granularity(metadata.properties)
-    delete_codec(metadata.properties)
-    task_reader(state)
+    state = head_for_deletes(table, options.branch)
+    delete_target_bytes(table.metadata.properties)
     return EqualityConversionPlan(table, state, options)

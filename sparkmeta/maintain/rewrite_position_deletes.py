@@ -32,9 +32,9 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
 from sparkmeta.maintain.file_groups import FileSizes
-from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary
+from sparkmeta.maintain.plans import OptionsT, RewritePlan, RewriteStep, SnapshotPlanSummary
 from sparkmeta.manifests.sorted_manifests import most_tasks
-from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.operations.table_operations import BaseTable, TableT, refuse_read_only
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
@@ -57,7 +57,15 @@ from sparkmeta.write.delete_tasks import (
     VectorTasks,
     read_masks,
 )
-from sparkmeta.write.deletes import BY_FILE, GROUP, VECTORS_SINCE, delete_codec, delete_granularity, delete_target_bytes
+from sparkmeta.write.deletes import (
+    BY_FILE,
+    GROUP,
+    VECTORS_SINCE,
+    WrittenDeletes,
+    delete_codec,
+    delete_granularity,
+    delete_target_bytes,
+)
 from sparkmeta.write.files import checkpointed
 from sparkmeta.write.tasks import LocationProvider, deleted_on_failure, named_on_failure
 
@@ -465,7 +473,31 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
 
 
 @dataclass(frozen=True)
-class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
+class NewDeletesPlan(RewritePlan[TableT, OptionsT]):
+    """A plan that writes new deletes once, and deletes them if its commit fails."""
+
+    _written: list[WrittenDeletes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def _outcome(self) -> dict[str, Any] | None:
+        """See `Plan.result`. The counts include the new delete files and their bytes."""
+        counts = super()._outcome()
+        if counts is not None:
+            after = self._committed[0].metadata.snapshot_by_name(self.branch)
+            names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
+            counts |= {name: summary_number(after, key) or 0 for name, key in names.items()}
+        return counts
+
+    def _commit(self) -> TableT:
+        step = self.step()
+        if step is None:
+            return self.table
+        written, self._written[:] = [*self._written], []
+        with deleted_on_failure(self._state, [deletes.files for deletes in written]):
+            return commit_steps(self.table, [step])
+
+
+@dataclass(frozen=True)
+class DeleteRewritePlan(NewDeletesPlan[TableT, DeleteRewriteOptions]):
     """A plan to rewrite position deletes, carried out by `commit`.
 
     New delete files are written once, and deleted if the commit fails. `commit` raises CommitConflictError if another
@@ -474,8 +506,6 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     """
 
     _doing = "Rewriting delete manifests"
-
-    _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def _rewrite(self) -> DeleteRewrite:
@@ -521,43 +551,37 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
         if self.summary().is_empty:
             return None
         if not self._written:
-            self._written.append(self._rewrite.write(self.summary().bytes))
+            self._written.append(WrittenDeletes(self._rewrite.write(self.summary().bytes)))
+        new_deletes = frame_of(self._written[0].files, self._state)
         if not has_tree(self.table.metadata):
-            return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
+            return DeleteRewriteStep(self.branch, self.properties, self._rewrite, new_deletes)
         removed = self.to_df().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
         step = SnapshotStep(self.table.state, WriteTarget(self.branch), dict(self.properties))
-        SnapshotUpdate(step).rewrite(removed, deletes=public_files(self._written[0], self._state))
+        SnapshotUpdate(step).rewrite(removed, deletes=public_files(new_deletes, self._state))
         return step
-
-    def _outcome(self) -> dict[str, Any] | None:
-        """See `Plan.result`. The counts include the new delete files and their bytes."""
-        counts = super()._outcome()
-        if counts is not None:
-            after = self._committed[0].metadata.snapshot_by_name(self.branch)
-            names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
-            counts |= {name: summary_number(after, key) or 0 for name, key in names.items()}
-        return counts
-
-    def _commit(self) -> TableT:
-        step = self.step()
-        if step is None:
-            return self.table
-        written, self._written[:] = [*self._written], []
-        with deleted_on_failure(self._state, written):
-            return commit_steps(self.table, [step])
 
 
 def plan_delete_rewrite(table: TableT, options: DeleteRewriteOptions) -> DeleteRewritePlan[TableT]:
     """See `Maintenance.rewrite_position_delete_files`."""
+    options.check()
+    state = head_for_deletes(table, options.branch)
+    options.sizes(table.metadata.properties)
+    return DeleteRewritePlan(table, state, options)
+
+
+def head_for_deletes(table: BaseTable, branch: str) -> TableState:
+    """Return a branch's head for a plan that replaces deletes.
+
+    Raises:
+        ValidationError: a table property is invalid, or the branch is unknown.
+        UnsupportedError: deletes of the table can't be replaced.
+    """
     refuse_read_only(table)
     metadata = table.metadata
     refuse_rewrite(metadata)
     check_snapshot_options(metadata)
-    head = branch_head(table.state, options.branch)
-    state = with_root(head, base_root(head)) if has_tree(metadata) else head
-    options.check()
-    options.sizes(metadata.properties)
+    head = branch_head(table.state, branch)
     delete_granularity(metadata.properties)
     delete_codec(metadata.properties)
-    task_reader(state)
-    return DeleteRewritePlan(table, state, options)
+    task_reader(head)
+    return with_root(head, base_root(head)) if has_tree(metadata) else head
