@@ -128,7 +128,7 @@ def test_dangling_deletes(spark: SparkSession, tmp_path: Path, names: tuple[str,
     dangling = [DANGLING[name] for name in names]
     table = healthy(tmp_path).add(1, 1, *dangling, *(dict(entry) for entry in APPLYING.values()))
     report = report_of(table, spark)
-    assert kinds(report) == ["dangling_deletes", "position_delete_files"]
+    assert kinds(report) == ["dangling_deletes", "equality_deletes", "position_delete_files"]
     row = report.findings().where("finding = 'dangling_deletes'").collect()[0]
     assert (row["items"], row.job) == (len(names), "remove_dangling_deletes")
     assert row.call == "table.maintenance.remove_dangling_deletes().commit()"
@@ -137,15 +137,16 @@ def test_dangling_deletes(spark: SparkSession, tmp_path: Path, names: tuple[str,
 
 
 def test_deletes_that_apply(spark: SparkSession, tmp_path: Path) -> None:
-    """A table of version 3 with position delete files could have deletion vectors instead."""
+    """A table of version 3 could have deletion vectors instead of all other deletes."""
     report = report_of(healthy(tmp_path).add(1, 1, *APPLYING.values()), spark)
-    assert kinds(report) == ["position_delete_files"]
-    assert report.list_findings[0].job == "rewrite_position_delete_files"
+    assert kinds(report) == ["equality_deletes", "position_delete_files"]
+    jobs = [finding.job for finding in report.list_findings]
+    assert jobs == ["convert_equality_deletes", "rewrite_position_delete_files"]
 
 
 def test_equality_deletes_of_the_whole_table(spark: SparkSession, tmp_path: Path) -> None:
     everywhere = healthy(tmp_path / "a").add(1, 0, equality_deletes("x:e", 2, partition={}))
-    assert kinds(report_of(everywhere, spark)) == []
+    assert kinds(report_of(everywhere, spark)) == ["equality_deletes"]
     nowhere = healthy(tmp_path / "b").add(1, 0, equality_deletes("x:e", 1, partition={}))
     assert kinds(report_of(nowhere, spark)) == ["dangling_deletes"]
 
