@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
 import lzma
@@ -274,10 +275,10 @@ def _inflaters(codec: str, location: str) -> Any:
 
 
 def deflater(codec: str, level: int | None) -> Callable[[Any], bytes]:
-    """Return a function that compresses blocks with an Avro codec: null, deflate, snappy or zstandard.
+    """Return a function that compresses blocks with an Avro codec.
 
     Args:
-        level: the compression level. Defaults to a fast one, for deflate in a faster library.
+        level: the compression level of deflate and zstandard. Defaults to a fast one, for deflate in a faster library.
     """
     if codec == "deflate":
         if level is None and _ZLIB is not zlib:
@@ -288,7 +289,8 @@ def deflater(codec: str, level: int | None) -> Callable[[Any], bytes]:
     if codec == "zstandard":
         packer = pa.Codec("zstd", 1 if level is None else level)
         return lambda data: bytes(packer.compress(data, asbytes=True))
-    return bytes
+    packers: dict[str, Callable[[Any], bytes]] = {"bzip2": bz2.compress, "xz": lzma.compress}
+    return packers.get(codec, bytes)
 
 
 # Ten times as fast as level 9 of zlib, which Iceberg's Java library uses, for 2 % more bytes.

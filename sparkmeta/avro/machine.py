@@ -298,6 +298,33 @@ def copy_entries(data, marks, numbers, divided, zeros, output, offsets):  # type
     offsets[marks.shape[1]] = p - beginning
 
 
+@entry_point(types.void(DATA, ROWS, SLOTS, BYTES, BYTES, LONGS))
+def splice(data, records, edits, inserted, output, offsets):  # type: ignore[no-untyped-def]
+    """Write records with replaced values to `output`, one after the other, and their offsets.
+
+    `records` are the positions where each record begins and ends. `edits` are indexed by edit, word and record, in the
+    order of the values in a record. Their words are the positions where a value begins and ends, the number that
+    replaces it, and the position and size in `inserted` of the bytes that follow the number. A negative position is no
+    edit. `output` has room for the records, the inserted bytes, `NUMBER_BYTES` per edit, and `PADDING`. `inserted` has
+    a `PADDING`, too.
+    """
+    base, beginning = types.int64(data.ctypes.data), types.int64(output.ctypes.data)
+    source = types.int64(inserted.ctypes.data)
+    p = beginning
+    for row in range(records.shape[1]):
+        offsets[row] = p - beginning
+        copied = base + records[0, row]
+        for edit in range(edits.shape[0]):
+            if edits[edit, 0, row] >= 0:
+                p = _copy(copied, base + edits[edit, 0, row], p)
+                p = _put_number(p, edits[edit, 2, row])
+                start = source + edits[edit, 3, row]
+                p = _copy(start, start + edits[edit, 4, row], p)
+                copied = base + edits[edit, 1, row]
+        p = _copy(copied, base + records[1, row], p)
+    offsets[records.shape[1]] = p - beginning
+
+
 @entry_point(types.int64(DATA, LONGS, LONGS, types.int64, LONGS, LONGS, LONGS))
 def take_pairs(data, starts, sizes, kinds, keys, words, lengths):  # type: ignore[no-untyped-def]
     """Copy the keys and values of maps that READ_ITEMS has located; bytes as their position and length.

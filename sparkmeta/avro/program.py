@@ -88,12 +88,16 @@ class Program:
     marks: tuple[int, ...]
 
 
+RECORD = -1
+"""The mark of where a record begins."""
+
+
 def compile_program(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program:
     """Return the program that reads the values that `EntryBuilder` needs.
 
     Args:
-        marks: ascending indices of fields of the data_file, or the number of its fields. The slots of `Program.marks`
-            have the offsets at which these begin, or at which the data_file ends.
+        marks: ascending: `RECORD`, indices of fields of the data_file, or the number of its fields. The slots of
+            `Program.marks` have the offsets at which these begin, or at which the data_file ends.
 
     Raises:
         NotCompilable: the machine does not support the type of a projected field.
@@ -123,6 +127,7 @@ class _Compiler:
         self._metrics: dict[tuple[int, int], ProjectedColumn] = {}
 
     def program(self) -> Program:
+        self._mark(RECORD)
         for field in self._schema.entry["fields"]:
             self._entry_field(field_id_of(field), field["type"])
         self._emit(machine.END)
@@ -490,6 +495,21 @@ class ColumnarRecords:
 
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._array(self._program.metrics.get((map_id, key)), kind, f"{field_name(map_id)}[{key}]")
+
+    @property
+    def program(self) -> Program:
+        """The program that has filled the slots."""
+        return self._program
+
+    @property
+    def data(self) -> _Array:
+        """The bytes of the records' blocks, with padding."""
+        return self._data
+
+    def slots_of(self, slot: int) -> _Array:
+        """Return both words of a column's slots: for bytes, the position and the size, which is negative for null."""
+        slots: _Array = self._slots[slot, :, : self._records]
+        return slots
 
     def take(self, indices: _Array) -> ColumnarRecords:
         slots = np.take(self._slots, indices, axis=2)

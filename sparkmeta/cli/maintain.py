@@ -302,6 +302,14 @@ def _metadata_written(committed: Mapping[str, Any]) -> list[str]:
     return [f"written: {committed['metadata_location']}"]
 
 
+def _moved(committed: Mapping[str, Any]) -> list[str]:
+    lines = [f"written: {committed['rewritten']} files to {committed['staging_location']}"]
+    copied = committed["copied"]
+    if copied is None:
+        return [*lines, f"to copy: {committed['listed']} files, listed in {committed['file_list']}"]
+    return [*lines, f"copied: {copied} of {committed['listed']} files; the others were there"]
+
+
 def _registered(committed: Mapping[str, Any]) -> list[str]:
     counts = committed.get("distinct_values", {})
     return [f"written: {committed['statistics_path']}", *(f"  {name}: {count}" for name, count in counts.items())]
@@ -396,6 +404,19 @@ OPERATIONS = {
         _rewritten("delete manifests"),
         _DELETES,
         "equality delete files to convert",
+    ),
+    "rewrite_table_path": MaintenanceCommand(
+        "Write a table's metadata for another location, and list the files to copy there.\n\nThe table itself does not "
+        "change.",
+        _moved,
+        (
+            TextColumn("content"),
+            TextColumn("from", "source_path", "path"),
+            TextColumn("to", "target_path", "path"),
+            TextColumn("rewritten"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "files to copy, and where to",
     ),
     "downgrade": MaintenanceCommand(
         "Downgrade a metadata tree to format version 3, with manifest lists.\n\nBranches and tags keep their "

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import whole
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
-from sparkmeta.spec.locations import LOCAL, SCHEME, Locations
+from sparkmeta.spec.locations import LOCAL, SCHEME, Locations, Relocation
 
 ENTRY_LOCATIONS = ("location", "referenced_file")
 """The fields of a content entry that name files."""
@@ -121,3 +121,36 @@ def _with_path_bounds(stats: pa.StructArray, locations: Locations, file: str) ->
         children[name] = resolved(children[name], locations, file, f"{field}.{name}")
     structs[index] = pa.StructArray.from_arrays([*children.values()], fields=list(paths.type), mask=paths.is_null())
     return pa.StructArray.from_arrays(structs, fields=list(stats.type), mask=stats.is_null())
+
+
+# -- Locations of files that move -------------------------------------------------------------------------------------
+
+
+# A text that is not smaller than any path.
+_LARGEST = "\U0010ffff"
+
+
+def relocated(values: pa.Array, relocation: Relocation) -> pa.Array:
+    """Return locations with another prefix. Others stay, and so do nulls. Values may be dictionary-encoded."""
+    if pa.types.is_dictionary(values.type):
+        return pa.DictionaryArray.from_arrays(values.indices, relocated(values.dictionary, relocation))
+    folder = relocation.folder.replace("\\", "\\\\")
+    return pc.replace_substring_regex(values, relocation.pattern, folder, max_replacements=1)
+
+
+def relocated_bounds(lower: pa.Array, upper: pa.Array, relocation: Relocation) -> tuple[pa.Array, pa.Array]:
+    """Return the bounds of paths in position delete files whose data files move.
+
+    Bounds may be truncated, also inside the prefix, and their order changes if only one has the prefix. Such bounds
+    become the least and the largest text. Equal bounds name a file, and stay equal.
+    """
+    bounds = lower, upper
+    moved = [relocated(bound, relocation) for bound in bounds]
+    have_moved = [pc.not_equal(bound, new) for bound, new in zip(bounds, moved, strict=True)]
+    are_valid = pc.or_(pc.fill_null(pc.equal(*bounds), False), pc.fill_null(pc.and_(*have_moved), False))
+    widest = [
+        pc.if_else(bound.is_valid(), pa.scalar(text, bound.type), bound)
+        for bound, text in zip(bounds, ("", _LARGEST), strict=True)
+    ]
+    result = [pc.if_else(are_valid, new, wide) for new, wide in zip(moved, widest, strict=True)]
+    return result[0], result[1]

@@ -132,6 +132,15 @@ class DataRewriteOptions(BranchOptions):
         SHARE,
     )
     rewrite_all: bool = option(False, "rewrite all files.")
+    only_old_specs: bool = option(
+        False,
+        "rewrite all files of other partition specs than the one of new files, whatever their size, and no others.",
+    )
+    only_old_orders: bool = option(
+        False,
+        "rewrite all files that are not in the order of the strategy `sort`, whatever their size, and no others. The "
+        "order has to be one of the table's. With `only_old_specs`, files that are old in either way are rewritten.",
+    )
     max_file_group_size_bytes: int = option(
         100 << 30, "the maximum size of a group; a larger partition has several.", _COUNT
     )
@@ -171,8 +180,17 @@ class DataRewriteOptions(BranchOptions):
         parse_filter(self.row_filter)
         if self.sort_order is not None and self.strategy != SORT:
             raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")
+        if self.only_old_orders and self.strategy != SORT:
+            raise ValidationError("only_old_orders is true: it requires strategy='sort'")
+        if self.rewrite_all and self.chooses_old:
+            raise ValidationError("rewrite_all is true: only_old_specs and only_old_orders rewrite some of the files")
         if self.target_file_size_bytes is not None:
             self._sizes(self.target_file_size_bytes)
+
+    @property
+    def chooses_old(self) -> bool:
+        """Whether files are chosen by their spec or order, and not by their size and deletes."""
+        return self.only_old_specs or self.only_old_orders
 
     def check_for(self, metadata: TableMetadata) -> None:
         """Check values for a table.
@@ -235,11 +253,13 @@ class FileGroups:
         state: the table at the snapshot.
         options: the options of the rewrite.
         sizes: the sizes of files.
+        order_id: the id of the order of new files; 0 if they are unsorted, or the table does not know the order.
     """
 
     state: TableState
     options: DataRewriteOptions
     sizes: FileSizes
+    order_id: int = 0
 
     @cached_property
     def plan(self) -> RowPlan:
@@ -271,7 +291,7 @@ class FileGroups:
 
     @property
     def _improvable(self) -> Relation:
-        """The files that are too small or too large, or have too many deletes."""
+        """The files that are too small or too large, have too many deletes, or are of an old spec or order."""
         options, sizes = self.options, self.sizes
         rows = with_columns(self.plan.rows, _DELETED.alias("deleted_records"), _IS_DEAD.alias("is_dead"))
         rows = with_columns(rows, _RATIO.alias("deleted_ratio"))
@@ -281,6 +301,10 @@ class FileGroups:
         rows = with_columns(rows, _LIVE_BYTES.alias("live_bytes"), has_many_deletes.alias("has_many_deletes"))
         if options.rewrite_all:
             return rows
+        if options.chooses_old:
+            is_of_old_order = ~sql.col("sort_order_id").eqNullSafe(self.order_id)
+            is_old = (sql.col("spec_id") != self.output_spec) & options.only_old_specs
+            return where(rows, is_old | (is_of_old_order & options.only_old_orders))
         return where(rows, (sizes.least > _SIZE) | (sizes.most < _SIZE) | sql.col("has_many_deletes"))
 
     @property
@@ -338,7 +362,7 @@ class FileGroups:
     def _chosen(self) -> tuple[pa.Table, Relation]:
         """The groups that are worth a rewrite, and the files. As in Iceberg, a limit on files cuts the last group."""
         packed = self._packed
-        chosen_groups = self._figures(packed, every=self.options.rewrite_all)
+        chosen_groups = self._figures(packed, every=self.options.rewrite_all or self.options.chooses_old)
         limit = self.options.max_files_to_rewrite
         if limit is None or not len(chosen_groups):
             return chosen_groups, packed

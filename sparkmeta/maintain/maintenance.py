@@ -27,6 +27,7 @@ from sparkmeta.maintain.partition_statistics import PartitionStatsOptions, Parti
 from sparkmeta.maintain.rewrite_data_files import DataRewritePlan, plan_data_rewrite
 from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions, DeleteRewritePlan, plan_delete_rewrite
+from sparkmeta.maintain.rewrite_table_path import PathOptions, PathPlan, plan_table_path
 from sparkmeta.maintain.table_statistics import TableStatsOptions, TableStatsPlan, plan_table_stats
 from sparkmeta.maintain.upgrade import UndoUpgradePlan, UpgradeOptions, UpgradePlan, plan_undo_upgrade, plan_upgrade
 from sparkmeta.operations.table_operations import TableT
@@ -294,6 +295,22 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the tree has an old revision, the table is read-only, or tasks can't open its files.
         """
         return plan_conversion(self.table, options)
+
+    @takes_options(PathOptions)
+    def rewrite_table_path(self, options: PathOptions) -> PathPlan[TableT]:
+        """Plan to write the table's metadata for another location: another store, bucket or folder.
+
+        The commit writes rewritten metadata and position deletes to a staging folder, and a list of all files with
+        where to copy them from and to. The table itself does not change. Its snapshots, branches and tags are kept.
+        With `start_version`, only files that later versions need are rewritten and listed. Executors read and write the
+        files. After the copy, `Catalog.register_table` gives the table a name in a catalog.
+
+        Raises:
+            ValidationError: an option is out of range, the table's location does not begin with the prefix, or a
+                version is not in the table's log.
+            UnsupportedError: the table is encrypted, or only Spark's own sources can open its files.
+        """
+        return plan_table_path(self.table, options)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -28,6 +28,7 @@ from sparkmeta.inspect.manifests import few_lists
 from sparkmeta.inspect.metadata_rows import few_files
 from sparkmeta.maintain.reachable_tasks import (
     CONTENTS,
+    LIST,
     LISTED,
     MANIFEST,
     MANIFEST_DV,
@@ -47,11 +48,12 @@ from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
@@ -67,10 +69,11 @@ if TYPE_CHECKING:
 
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
+_STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
+_ALL_CONTENTS = (LIST, ROOT, MANIFEST, MANIFEST_DV, *CONTENTS.values(), *_STATISTICS.values(), MISSING)
 _DATA_KIND = 0
 _IS_READABLE = sql.col("content").isin([MANIFEST, ROOT]) & ~sql.col("removed")
 _HAS_LIVE = ~sql.col("has_live").eqNullSafe(False)
-_STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
 
 def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> Relation:
@@ -155,16 +158,27 @@ def reachable_paths(state: TableState) -> Relation:
 def _unneeded(reached: Relation) -> Relation:
     """Return the files in rows of `REACHED` that no retained snapshot needs, as rows of `UNREACHABLE`."""
     content, length = sql.col("content"), sql.col("length")
-    # A missing manifest also has a row from its list.
+    # A missing manifest also has a row from its list. Spark sorts rows to aggregate texts, so contents are numbers.
+    number = _chosen((content == name, number) for number, name in enumerate(_ALL_CONTENTS))
     aggregates = {
-        "missing": sql.call("max", sql.when(content == MISSING, content)),
-        "content": sql.call("min", content),
+        "missing": sql.call("max", content == MISSING),
+        "content": sql.call("min", number),
         "length": sql.call("max", length),
         "retained": sql.call("max", sql.col("retained")),
     }
     by_path = grouped(reached, sql.columns("path"), sql.named(aggregates))
-    columns = {"content": sql.coalesce(sql.col("missing"), content), "path": sql.col("path"), "length": length}
-    return select(where(by_path, ~sql.col("retained")), sql.named(columns))
+    name = _chosen((content == number, name) for number, name in enumerate(_ALL_CONTENTS))
+    columns = {"content": sql.when(sql.col("missing"), MISSING).otherwise(name), "path": sql.col("path")}
+    return select(where(by_path, ~sql.col("retained")), sql.named(columns | {"length": length}))
+
+
+def _chosen(values: Iterable[tuple[Sql, Any]]) -> Sql:
+    """Return the value of the condition that is true; null if none is."""
+    (condition, value), *others = values
+    result = sql.when(condition, value)
+    for condition, value in others:
+        result = result.when(condition, value)
+    return result.otherwise(None)
 
 
 def _needed(state: TableState, manifests: Relation) -> Relation:
@@ -194,7 +208,12 @@ def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int
     }
     masked = where(manifests, sql.col("dv.location").isNotNull())
     vectors = select(masked, sql.named(dvs))
-    files = union(_statistics(state.metadata, expired), _columns(manifests, REACHED.names), state)
+    statistics = statistics_files(state.metadata)
+    retained = pa.array(
+        [file_id not in expired for file_id in statistics.column("snapshot_id").to_pylist()], pa.bool_()
+    )
+    reached = statistics.select(UNREACHABLE.names).append_column(REACHED.field("retained"), retained)
+    files = union(reached, _columns(manifests, REACHED.names), state)
     return union(files, vectors, state)
 
 
@@ -223,6 +242,17 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
         return None
     manifests = where(_listed(state, expired), sql.col("retained") & sql.col("spec_id").isNotNull())
     return set(distinct(manifests, ["spec_id"]).column(0).to_pylist())
+
+
+def manifests_of_snapshots(state: TableState) -> Relation:
+    """Return the distinct manifests that snapshots list, as `UNREACHABLE`. May run jobs.
+
+    Raises:
+        NotFoundError: a list is gone.
+    """
+    with translated_errors():
+        manifests = where(_listed(state, ()), (sql.col("content") == MANIFEST) & ~sql.col("removed"))
+        return computed(_columns(manifests, UNREACHABLE.names))
 
 
 def _listed(state: TableState, expired: Collection[int]) -> Relation:
@@ -267,15 +297,16 @@ def _inline(snapshot: Snapshot) -> list[str]:
     return [] if snapshot.manifests_location else list(snapshot.inline_manifests or ())
 
 
-def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+def statistics_files(metadata: TableMetadata) -> pa.Table:
+    """Return the statistics files that table metadata names, as `UNREACHABLE` with the id of their snapshot."""
     rows = [
         {
             "content": content,
             "path": file.statistics_path,
             "length": file.file_size_in_bytes,
-            "retained": file.snapshot_id not in expired,
+            "snapshot_id": file.snapshot_id,
         }
         for name, content in _STATISTICS.items()
         for file in getattr(metadata, name)
     ]
-    return pa.Table.from_pylist(rows, REACHED)
+    return pa.Table.from_pylist(rows, UNREACHABLE.append(pa.field("snapshot_id", pa.int64())))

@@ -404,7 +404,8 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
 
     @cached_property
     def _groups(self) -> FileGroups:
-        return FileGroups(self._state, self.options, self.options.sizes(self._state.metadata))
+        order_id = 0 if self.order is None else self.order.order.order_id
+        return FileGroups(self._state, self.options, self.options.sizes(self._state.metadata), order_id)
 
     @cached_property
     def _rewrite(self) -> Rewrite:
@@ -563,4 +564,8 @@ def plan_data_rewrite(table: TableT, options: DataRewriteOptions) -> DataRewrite
     options.check_for(metadata)
     ScanFilter.of(head, options.row_filter)
     order = row_order(metadata, options.sort_order) if options.strategy == SORT else None
+    if options.only_old_orders and (order is None or not order.order.order_id):
+        raise ValidationError(
+            "only_old_orders is true: the table does not have the order, so that no file can be in it"
+        )
     return DataRewritePlan(table, head, options, order)

@@ -110,6 +110,59 @@ def _split(location: str) -> tuple[bool, str]:
 
 
 @dataclass(frozen=True)
+class Relocation:
+    """A change of the prefix of locations. Picklable.
+
+    Spellings of one store or disk are equal: `s3`, `s3a` and `s3n`, and paths of this machine with and without `file:`.
+
+    Attributes:
+        source: the prefix, a folder or a bucket.
+        target: the prefix that replaces it.
+    """
+
+    source: str
+    target: str
+
+    @property
+    def pattern(self) -> str:
+        """Matches the prefix and the slash after it, for the regular expressions of Python and Arrow."""
+        is_local, text = _split(self.source)
+        if is_local:
+            return rf"^(?:[fF][iI][lL][eE]:(?://[^/]*)?)?{re.escape(text)}/"
+        path = text.removeprefix("s3:")
+        return rf"^{re.escape(text)}/" if path == text else rf"^[sS]3[anAN]?:{re.escape(path)}/"
+
+    @property
+    def folder(self) -> str:
+        """The new prefix with a slash."""
+        return f"{self.target.rstrip('/')}/"
+
+    def of(self, location: str) -> str:
+        """Return the new location of a file or folder. Locations with another prefix stay."""
+        return re.sub(self.pattern, lambda _: self.folder, f"{location}/", count=1)[:-1]
+
+    def applies_to(self, location: str) -> bool:
+        """Return whether a location has the prefix."""
+        return re.match(self.pattern, f"{location}/") is not None
+
+
+def relocated_document(document: Mapping[str, Any], relocation: Relocation) -> dict[str, Any]:
+    """Return the JSON of table metadata with the locations of another place: of the table, files and folders."""
+    result = with_locations(document, lambda value, _: relocation.of(value))
+    if isinstance(location := document.get("location"), str):
+        result["location"] = relocation.of(location)
+    if isinstance(properties := document.get("properties"), dict):
+        result["properties"] = {
+            name: relocation.of(value) if _FOLDER_PROPERTY.fullmatch(name) and isinstance(value, str) else value
+            for name, value in properties.items()
+        }
+    return result
+
+
+_FOLDER_PROPERTY = re.compile(r"write\..*\.path")
+
+
+@dataclass(frozen=True)
 class Locations:
     """The rules by which the metadata of a table names files. Picklable.
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 # -- Theta sketches (Puffin spec, blob types) -------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int)
         referenced_file: The data file or manifest whose rows the vector masks.
         cardinality: The number of positions.
     """
-    properties = {"referenced-data-file": referenced_file, "cardinality": str(cardinality)}
+    properties = {_REFERENCED_FILE: referenced_file, "cardinality": str(cardinality)}
     return Blob(DELETION_VECTOR, content, (_ROW_POSITION,), properties=properties)
 
 
@@ -323,6 +323,31 @@ def write_puffin(
     return PuffinFile(b"".join(parts + footer), tuple(footer_blobs), sum(map(len, footer)))
 
 
+_REFERENCED_FILE = "referenced-data-file"
+
+
+def with_referenced_files(data: bytes, change: Callable[[str], str], location: str) -> bytes:
+    """Return a Puffin file with other locations of the data files that its deletion vectors name. Blobs stay in place.
+
+    Args:
+        data: The whole file.
+        change: Takes the location of a data file, and returns another one.
+        location: The file, for error messages.
+
+    Raises:
+        CorruptFileError, UnsupportedError: See read_footer.
+    """
+    payload, start = _payload(data, location)
+    _footer(payload, location, start)
+    content = json.loads(payload)
+    for blob in content["blobs"]:
+        properties = blob.get("properties") or {}
+        if _REFERENCED_FILE in properties:
+            properties[_REFERENCED_FILE] = change(properties[_REFERENCED_FILE])
+    changed = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"".join([data[:start], MAGIC, changed, struct.pack("<iI", len(changed), 0), MAGIC])
+
+
 def read_footer(data: bytes, location: str) -> PuffinFooter:
     """Return the footer of a Puffin file.
 
@@ -334,6 +359,12 @@ def read_footer(data: bytes, location: str) -> PuffinFooter:
         CorruptFileError: A magic number, a length or the JSON is wrong, or a blob is outside of the file.
         UnsupportedError: An unknown flag is set.
     """
+    payload, start = _payload(data, location)
+    return _footer(payload, location, start)
+
+
+def _payload(data: bytes, location: str) -> tuple[bytes, int]:
+    """Return the JSON of a footer, and the offset at which the footer begins."""
     if len(data) < 2 * len(MAGIC) + _TAIL_BYTES:
         raise CorruptFileError(location, "length", len(data), "too short for a Puffin file")
     size = int.from_bytes(data[-12:-8], "little", signed=True)
@@ -348,7 +379,7 @@ def read_footer(data: bytes, location: str) -> PuffinFooter:
     if flags & ~_COMPRESSED:
         raise UnsupportedError(f"{location}: footer flags {flags:#010x} are not known")
     payload = data[start : start + size]
-    return _footer(_inflate(payload, "lz4", location) if flags else payload, location, start - len(MAGIC))
+    return _inflate(payload, "lz4", location) if flags else payload, start - len(MAGIC)
 
 
 def read_blob(data: bytes, blob: FooterBlob, location: str) -> bytes:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import BucketTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
 import sparkmeta as sm
@@ -268,6 +268,56 @@ def test_columns_whose_names_spark_confuses(spark: SparkSession, tmp_path: Path,
         for path in paths(table):
             values = pq.read_table(local_path(path)).column("A").to_pylist()
             assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.usefixtures("in_each_place")
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_only_old_specs_and_orders(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """All files of other specs or orders are rewritten, whatever their size, and no others."""
+    table = new_table(spark, tmp_path, version=version, partition_spec=PartitionSpec())
+    table = table.append(frame(spark, ordinary(0, 4)).coalesce(1))
+    with table.update_spec() as update:
+        update.add_field("part", "identity")
+    table = table.refresh().append(frame(spark, ordinary(4, 8)).coalesce(1))
+    before, of_new_spec = rows_of(table), {path for path in paths(table) if "part=" in path}
+    assert table.maintenance.rewrite_data_files(only_old_specs=True, output_spec_id=0).summary().data_files == len(
+        of_new_spec
+    )
+    plan = table.maintenance.rewrite_data_files(only_old_specs=True)
+    assert {row.file_path for row in plan.to_df().collect()} == paths(table) - of_new_spec
+    table = plan.commit()
+    assert rows_of(table) == before
+    assert of_new_spec < paths(table)
+    assert {row.spec_id for row in table.inspect.data_files().collect()} == {1}
+    assert table.maintenance.rewrite_data_files(only_old_specs=True).summary().is_empty
+    by_id: dict[str, Any] = {"strategy": "sort", "only_old_orders": True}
+    with pytest.raises(ValidationError, match="only_old_orders is true: the table does not have the order"):
+        table.maintenance.rewrite_data_files(sort_order="id", **by_id)
+    with table.update_sort_order() as order:
+        order.desc("id", IdentityTransform())
+    table = table.refresh().maintenance.rewrite_data_files("part = 'a'", **by_id).commit()
+    in_order = {row.file_path for row in table.inspect.data_files().collect() if row.sort_order_id == 1}
+    assert in_order
+    assert all("part=a" in path for path in in_order)
+    table = table.maintenance.rewrite_data_files(only_old_specs=True, **by_id).commit()
+    assert in_order < paths(table)
+    assert {row.sort_order_id for row in table.inspect.data_files().collect()} == {1}
+    assert rows_of(table) == before
+    assert table.maintenance.rewrite_data_files(**by_id).summary().is_empty
+
+
+WRONG_CHOICES: dict[str, dict[str, Any]] = {
+    "only_old_orders is true: it requires strategy='sort'": {"only_old_orders": True},
+    "rewrite_all is true: only_old_specs and only_old_orders": {"rewrite_all": True, "only_old_specs": True},
+    "only_old_specs is 1: expected true or false": {"only_old_specs": 1},
+}
+
+
+@pytest.mark.parametrize("problem", WRONG_CHOICES)
+def test_choices_that_contradict(spark: SparkSession, tmp_path: Path, problem: str) -> None:
+    table = new_table(spark, tmp_path)
+    with pytest.raises(ValidationError, match=re.escape(problem)):
+        table.maintenance.rewrite_data_files(**WRONG_CHOICES[problem])
 
 
 def upgraded(spark: SparkSession, folder: Path) -> sm.Table:

@@ -1,0 +1,355 @@
+"""Change the locations in Avro files of a table's metadata, and copy everything else unchanged.
+
+Bytes of entries are copied around the changed values if a program can be compiled for the manifest. fastavro decodes
+and encodes small manifests, manifest lists and position delete files. Without Spark: tasks import this.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.container import Header, container_blocks, deflater, inflate, read_blocks, read_header
+from sparkmeta.avro.decode import BATCH_RECORDS, AvroRecords, compiler, program_of, record_batches, writer_schema
+from sparkmeta.avro.schema import (
+    LIST_FIELDS,
+    ManifestSchema,
+    by_field_ids,
+    canonical_schema,
+    field_id_of,
+    parse,
+    record_of,
+)
+from sparkmeta.entries.locations import relocated, relocated_bounds
+from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.records import ManifestContext, ManifestPart, RawRecords
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.entry import (
+    DATA_FILE_FIELD_ID,
+    DELETE_FILE_PATH_ID,
+    DELETE_FILE_POS_ID,
+    STATS_SOURCES,
+    ContentType,
+    Status,
+)
+from sparkmeta.spec.locations import Relocation
+
+_LOCATION, _SIZE, _REFERENCED_FILE, _CONTENT, _STATUS = 100, 104, 143, 134, 0
+_LOWER, _UPPER = STATS_SOURCES["lower_bound"], STATS_SOURCES["upper_bound"]
+_MANIFEST_PATH, _MANIFEST_LENGTH = 500, 501
+_DELETE_FIELDS = {None: {"file_path": DELETE_FILE_PATH_ID, "pos": DELETE_FILE_POS_ID}}
+
+SizesOf = Callable[[pa.Array], pa.Array]
+"""Returns the new sizes in bytes of files, given their locations before the change."""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """New values of records, which begin and end with the same fields as before.
+
+    Attributes:
+        texts: field id -> its new text, or (id of a metrics map, key of its item) -> the new value of the item.
+        sizes: the new sizes of the files; None if they stay.
+    """
+
+    texts: dict[int | tuple[int, int], pa.Array]
+    sizes: pa.Array | None
+
+
+@dataclass(frozen=True)
+class _ManifestChange:
+    """The change of locations in a manifest.
+
+    Attributes:
+        relocation: the change of locations.
+        sizes_of: see `SizesOf`; for live position delete files and deletion vectors.
+        of_deletes: whether it is a delete manifest.
+    """
+
+    relocation: Relocation
+    sizes_of: SizesOf
+    of_deletes: bool
+
+    @property
+    def projection(self) -> EntryProjection:
+        """What the change needs of the entries."""
+        if not self.of_deletes:
+            return EntryProjection.of({"location"})
+        columns = {"location", "file_size_in_bytes", "referenced_file", "content_type"}
+        return EntryProjection.of(columns, stats={DELETE_FILE_PATH_ID: "string"})
+
+    def values(self, records: RawRecords) -> _Values:
+        """Return the new values of records."""
+        locations = records.values(_LOCATION, pa.string())
+        texts: dict[int | tuple[int, int], pa.Array] = {_LOCATION: relocated(locations, self.relocation)}
+        if not self.of_deletes:
+            return _Values(texts, None)
+        texts[_REFERENCED_FILE] = relocated(records.values(_REFERENCED_FILE, pa.string()), self.relocation)
+        bounds = [records.metric(field_id, DELETE_FILE_PATH_ID, pa.binary()) for field_id in (_LOWER, _UPPER)]
+        keys = ((_LOWER, DELETE_FILE_PATH_ID), (_UPPER, DELETE_FILE_PATH_ID))
+        texts |= dict(zip(keys, relocated_bounds(bounds[0], bounds[1], self.relocation), strict=True))
+        is_deleted = pc.equal(records.values(_STATUS, pa.int32()), int(Status.DELETED))
+        is_position = pc.equal(records.values(_CONTENT, pa.int32()), int(ContentType.POSITION_DELETES))
+        is_changed = pc.fill_null(pc.and_not(is_position, is_deleted), False)
+        sizes = records.values(_SIZE, pa.int64())
+        new_sizes = self.sizes_of(locations.filter(is_changed))
+        return _Values(texts, pc.replace_with_mask(sizes, is_changed, new_sizes))
+
+
+def relocated_manifest(data: bytes, location: str, relocation: Relocation, sizes_of: SizesOf) -> bytes:
+    """Return a v1 to v3 manifest with other locations.
+
+    Args:
+        data: the content of the manifest.
+        location: the manifest, for errors.
+        relocation: the change of locations.
+        sizes_of: see `SizesOf`; called for live position delete files and deletion vectors.
+
+    Raises:
+        CorruptFileError: see `decode_manifest`.
+        UnsupportedError: an unsupported Avro codec.
+    """
+    header = read_header(data, location)
+    part = ManifestPart(0, location, 0, ManifestContext(None, None, None))
+    change = _ManifestChange(relocation, sizes_of, header.metadata.get("content") == b"deletes")
+    schema = writer_schema(data, part, header, change.projection)
+    records = _spliced(data, header, schema, change, location) if compiler.pays_for(len(data)) else None
+    if records is None:
+        _refuse_unions(schema.entry, location)
+        records = _encoded(data, header, schema, change, location)
+    return _file(data, header, records)
+
+
+def relocated_list(data: bytes, location: str, relocation: Relocation, lengths_of: SizesOf) -> bytes:
+    """Return a manifest list with other locations; see `relocated_manifest`.
+
+    Args:
+        lengths_of: returns the new lengths of manifests.
+    """
+    header = read_header(data, location)
+    schema = _schema(header, LIST_FIELDS, location)
+
+    def change(records: list[dict[str, Any]]) -> None:
+        paths = pa.array([record[f"f{_MANIFEST_PATH}"] for record in records], pa.string())
+        lengths = lengths_of(paths).to_pylist()
+        for record, path, length in zip(records, relocated(paths, relocation).to_pylist(), lengths, strict=True):
+            record |= {f"f{_MANIFEST_PATH}": path, f"f{_MANIFEST_LENGTH}": length}
+
+    return _file(data, header, _with_records(data, header, schema, change, location))
+
+
+def relocated_position_deletes(data: bytes, location: str, relocation: Relocation) -> bytes:
+    """Return an Avro file of position deletes with other locations of data files. See `relocated_manifest`."""
+    header = read_header(data, location)
+    schema = _schema(header, _DELETE_FIELDS, location)
+    name = f"f{DELETE_FILE_PATH_ID}"
+    if all(field["name"] != name for field in schema["fields"]):
+        raise CorruptFileError(location, "file_path", None, "a position delete file must have it")
+
+    def change(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            record[name] = relocation.of(record[name])
+
+    return _file(data, header, _with_records(data, header, schema, change, location))
+
+
+def _schema(header: Header, names: Any, location: str) -> dict[str, Any]:
+    return by_field_ids(canonical_schema(header.schema, location, names), location)
+
+
+def _file(data: bytes, header: Header, records: Iterable[pa.BinaryArray]) -> bytes:
+    """Return a container file with the header of another one, and encoded records."""
+    pack = deflater(header.codec, None)
+    blocks = (block for batch in records for block in container_blocks(batch, pack, header.sync))
+    return b"".join([data[: header.end], *blocks])
+
+
+# -- Decode and encode with fastavro ----------------------------------------------------------------------------------
+
+
+def _with_records(
+    data: bytes,
+    header: Header,
+    schema: dict[str, Any],
+    change: Callable[[list[dict[str, Any]]], None],
+    location: str,
+) -> Iterator[pa.BinaryArray]:
+    """Yield the records of a file's blocks, changed in place and encoded again."""
+    writer = parse(schema, location)
+    for block in read_blocks(data, header, location):
+        stream = io.BytesIO(inflate(data, block, header, location))
+        try:
+            records: list[Any] = [fastavro.schemaless_reader(stream, writer, None) for _ in range(block.count)]
+        except Exception as error:
+            problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+            raise CorruptFileError(location, "block", block.offset, problem) from error
+        change(records)
+        yield pa.array([_bytes(record, writer) for record in records], pa.binary())
+
+
+def _bytes(record: dict[str, Any], schema: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, schema, record)
+    return stream.getvalue()
+
+
+def _encoded(
+    data: bytes, header: Header, schema: ManifestSchema, change: _ManifestChange, location: str
+) -> Iterator[pa.BinaryArray]:
+    """Yield the changed entries of a manifest, decoded and encoded."""
+    blocks = read_blocks(data, header, location)
+    for _, entries in record_batches(data, blocks, header, schema, None, location):
+        values = change.values(AvroRecords(entries, schema, location, few_keys=True))
+        sizes = [None] * len(entries) if values.sizes is None else values.sizes.to_pylist()
+        for entry, size in zip(entries, sizes, strict=True):
+            entry["f2"] |= {} if size is None else {f"f{_SIZE}": size}
+        for key, texts in values.texts.items():
+            for entry, text in zip(entries, texts.to_pylist(), strict=True):
+                if text is not None:
+                    _set(entry["f2"], key, text)
+        yield pa.array([_bytes(entry, schema.writer) for entry in entries], pa.binary())
+
+
+def _refuse_unions(kind: Any, location: str) -> None:
+    """Raise UnsupportedError for unions of several types: fastavro may encode a value as another one of them."""
+    if isinstance(kind, list) and sum(branch != "null" for branch in kind) > 1:
+        raise UnsupportedError(f"{location}: a field of entries is a union of several types, and can't be copied")
+    parts = kind if isinstance(kind, list) else []
+    if isinstance(kind, dict):
+        parts = [
+            *(field["type"] for field in kind.get("fields", ())),
+            *(kind[k] for k in ("items", "values") if k in kind),
+        ]
+    for part in parts:
+        _refuse_unions(part, location)
+
+
+def _set(file: dict[str, Any], key: int | tuple[int, int], value: Any) -> None:
+    """Set a field of a data_file, or the value of an item of its metrics maps, which has the item."""
+    if isinstance(key, int):
+        file[f"f{key}"] = value
+        return
+    items = file[f"f{key[0]}"]
+    if isinstance(items, dict):
+        items[str(key[1])] = value
+        return
+    for item in items:
+        if item["k"] == key[1]:
+            item["v"] = value
+
+
+# -- Copy the bytes around the values ---------------------------------------------------------------------------------
+
+
+_NONE = -1
+
+
+def _spliced(
+    data: bytes, header: Header, schema: ManifestSchema, change: _ManifestChange, location: str
+) -> Iterator[pa.BinaryArray] | None:
+    """Return the changed entries of a manifest; None if the schema can't be compiled."""
+    record = record_of(schema.entry, DATA_FILE_FIELD_ID, location)
+    assert record is not None
+    order = [field_id_of(field) for field in record["fields"]]
+    if field_id_of(schema.entry["fields"][-1]) != DATA_FILE_FIELD_ID or _SIZE not in order:
+        return None
+    from sparkmeta.avro.program import RECORD, compiled_records
+
+    program = program_of(schema, change.projection, (RECORD, order.index(_SIZE) + 1, len(order)))
+    if program is None:
+        return None
+    records = compiled_records(data, read_blocks(data, header, location), header, program, location, BATCH_RECORDS)
+    return (_Splice(batch, order, location).records(change.values(batch)) for _, batch in records)
+
+
+class _Splice:
+    """Replaces values of records that a compiled program has located.
+
+    Args:
+        batch: the records, of a program with marks of where they begin, where the field after the size begins, and
+            where they end.
+        order: the ids of the data_file's fields.
+        location: the manifest, for errors.
+    """
+
+    def __init__(self, batch: Any, order: list[int], location: str) -> None:
+        self._batch = batch
+        self._order = order
+        self._location = location
+
+    def records(self, values: _Values) -> pa.BinaryArray:
+        """Return the encoded records with other values."""
+        from sparkmeta.avro import machine
+
+        batch = self._batch
+        begin, _, end = (batch.slots_of(mark)[0] for mark in batch.program.marks)
+        bounds = np.ascontiguousarray(np.stack([begin, end]))
+        edits: dict[int, np.ndarray[Any, Any]] = {}
+        inserted: list[np.ndarray[Any, Any]] = []
+        used = 0
+        for key, texts in values.texts.items():
+            if (edit := self._text(key, texts, used)) is not None:
+                edits[key if isinstance(key, int) else key[0]] = edit
+                inserted.append(_content(texts))
+                used += len(inserted[-1])
+        if values.sizes is not None:
+            edits[_SIZE] = self._size(values.sizes)
+        ordered = np.ascontiguousarray(np.stack([edits[field_id] for field_id in self._order if field_id in edits]))
+        room = int((end - begin).sum()) + used + machine.NUMBER_BYTES * ordered.shape[0] * len(batch) + machine.PADDING
+        output, offsets = np.empty(room, np.uint8), np.empty(len(batch) + 1, np.int64)
+        source = np.concatenate([*inserted, np.zeros(machine.PADDING, np.uint8)])
+        machine.splice(batch.data, bounds, ordered, source, output, offsets)
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(output[: offsets[-1]])]
+        return pa.Array.from_buffers(pa.binary(), len(batch), buffers)
+
+    def _text(self, key: int | tuple[int, int], texts: pa.Array, used: int) -> np.ndarray[Any, Any] | None:
+        """Return the edit of a text or of bytes, whose new content begins at `used`; None if no record has any."""
+        program = self._batch.program
+        column = program.fields.get(key) if isinstance(key, int) else program.metrics.get(key)
+        if column is None:
+            return None
+        start, size = self._batch.slots_of(column.slot)
+        lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy().astype(np.int64)
+        place = used + np.cumsum(lengths) - lengths
+        return np.stack([self._start(start, size, size >= 0), start + size, lengths, place, lengths])
+
+    def _size(self, sizes: pa.Array) -> np.ndarray[Any, Any]:
+        """Return the edit of the file sizes."""
+        batch = self._batch
+        old, valid = batch.slots_of(batch.program.fields[_SIZE].slot)
+        end = batch.slots_of(batch.program.marks[1])[0]
+        nothing = np.zeros_like(end)
+        return np.stack([self._start(end, old, valid >= 0), end, sizes.to_numpy(), nothing, nothing])
+
+    def _start(self, end: Any, numbers: Any, is_valid: Any) -> np.ndarray[Any, Any]:
+        """Return where encoded numbers begin that end somewhere; `_NONE` if there is none."""
+        width, last = _encoding(numbers)
+        wrong = np.flatnonzero(is_valid & (self._batch.data[np.maximum(end - 1, 0)] != last))
+        if len(wrong):
+            problem = "the number takes more bytes in the file than necessary"
+            raise CorruptFileError(self._location, "data_file", int(numbers[wrong[0]]), problem)
+        return np.where(is_valid, end - width, _NONE)
+
+
+def _content(texts: pa.Array) -> np.ndarray[Any, Any]:
+    """Return the bytes of all texts, one after the other."""
+    content = pa.concat_arrays([texts.cast(pa.binary()).fill_null(b"")])
+    offsets = np.frombuffer(content.buffers()[1], np.int32)[content.offset : content.offset + len(content) + 1]
+    return np.frombuffer(content.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _encoding(numbers: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return how many bytes Avro's zigzag form of each number takes, and its last byte."""
+    remaining = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    width = np.ones(len(numbers), np.int64)
+    while (is_long := remaining > 0x7F).any():
+        remaining = np.where(is_long, remaining >> np.uint64(7), remaining)
+        width += is_long
+    return width, remaining.astype(np.uint8)

@@ -1,0 +1,245 @@
+"""Write the metadata and position deletes of a table with other locations, and copy files. Spark tasks import this."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkmeta.avro.relocate import relocated_position_deletes
+from sparkmeta.entries.locations import relocated
+from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError
+from sparkmeta.expr.arrays import field_id
+from sparkmeta.maintain.reachable_tasks import CONTENTS, LIST
+from sparkmeta.manifests.relocate import Moved
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.puffin import MAGIC as PUFFIN
+from sparkmeta.spec.puffin import with_referenced_files
+from sparkmeta.storage.content import read_ahead, translated_read_errors
+from sparkmeta.storage.writing import REQUESTS
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.locations import Locations, Relocation
+    from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+
+POSITION_DELETES = CONTENTS[ContentType.POSITION_DELETES]
+LENGTHS = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64())])
+"""A file that was rewritten, by its location before, and its new length in bytes."""
+
+# -- Rewrite files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Relocator:
+    """Writes files of a table's metadata with other locations to a staging folder. Picklable.
+
+    The same file always gets the same bytes, so that a second run of a task does no harm.
+
+    Attributes:
+        relocation: the change of locations.
+        staging: gives the files' locations in the staging folder.
+        locations: resolves locations before the change.
+        lengths: the new lengths of manifests, rows of `LENGTHS`.
+    """
+
+    reader: ExecutorReader
+    writer: ExecutorWriter
+    relocation: Relocation
+    staging: Relocation
+    locations: Locations
+    lengths: pa.Table
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write files, rows with `content` and `path`, and yield them as `LENGTHS`.
+
+        Raises:
+            NotFoundError: a file is gone, or a list has a manifest that is gone.
+            CorruptFileError: a file is damaged.
+        """
+        for batch in batches:
+            for row, data in read_ahead(batch.to_pylist(), self._read, lambda row: row["length"] or 0):
+                changed = self.relocated(row["content"], row["path"], data)
+                self.writer.overwrite(self.staging.of(row["path"]), changed)
+                yield _lengths([row["path"]], [len(changed)])
+
+    def relocated(self, content: str, path: str, data: bytes) -> bytes:
+        """Return a file with other locations."""
+        if content == LIST:
+            return self._moved.list(data, path)
+        if content == POSITION_DELETES:
+            return _relocated_deletes(data, path, self.relocation)
+        return self._moved.manifest(data, path)
+
+    def new_length(self, content: str, path: str) -> int:
+        """Return the length of a file with other locations: of the file in the staging folder, or at its new location.
+
+        A file that an earlier run has copied may be at its new location only. If that can't be opened, the file is
+        rewritten in memory.
+        """
+        with suppress(NotFoundError):
+            return self.reader.length(self.staging.of(path))
+        with suppress(SparkmetaError):
+            return self.reader.length(self.relocation.of(path))
+        return len(self.relocated(content, path, self.reader.read(path)))
+
+    def _read(self, row: Mapping[str, Any]) -> bytes:
+        return self.reader.read(row["path"])
+
+    @cached_property
+    def _moved(self) -> Moved:
+        return Moved(self.relocation, self.locations, self._sizes_of_deletes, self._lengths_of_manifests)
+
+    def _sizes_of_deletes(self, paths: pa.Array) -> pa.Array:
+        encoded = paths.dictionary_encode()
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            sizes = pool.map(lambda path: self.new_length(POSITION_DELETES, path), encoded.dictionary.to_pylist())
+            return pa.array([*sizes], pa.int64()).take(encoded.indices)
+
+    def _lengths_of_manifests(self, paths: pa.Array) -> pa.Array:
+        lengths = [self._length_of_path.get(path) for path in paths.to_pylist()]
+        if None in lengths:
+            raise NotFoundError(f"{paths[lengths.index(None)].as_py()}: the manifest is gone")
+        return pa.array(lengths, pa.int64())
+
+    @cached_property
+    def _length_of_path(self) -> dict[str, int]:
+        columns = self.lengths.to_pydict()
+        return dict(zip(columns["path"], columns["length"], strict=True))
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Finds the new lengths of files that earlier runs have copied. Picklable."""
+
+    relocator: Relocator
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield files, rows with `content` and `path`, as `LENGTHS`; see `Relocator.new_length`."""
+        for batch in batches:
+            rows = batch.to_pylist()
+            with ThreadPoolExecutor(REQUESTS) as pool:
+                lengths = pool.map(lambda row: self.relocator.new_length(row["content"], row["path"]), rows)
+                yield _lengths([row["path"] for row in rows], [*lengths])
+
+
+def _lengths(paths: list[str], lengths: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(paths, pa.string()), pa.array(lengths, pa.int64())], schema=LENGTHS)
+
+
+def _relocated_deletes(data: bytes, location: str, relocation: Relocation) -> bytes:
+    """Return a position delete file, or a Puffin file, with other locations of data files."""
+    if data.startswith(PUFFIN):
+        return with_referenced_files(data, relocation.of, location)
+    if data.startswith(b"PAR1"):
+        return _relocated_parquet(data, location, relocation)
+    if data.startswith(b"ORC"):
+        return _relocated_orc(data, location, relocation)
+    return relocated_position_deletes(data, location, relocation)
+
+
+def _path_column(schema: pa.Schema, location: str) -> int:
+    for index, field in enumerate(schema):
+        if field_id(field) == DELETE_FILE_PATH_ID or field.name == "file_path":
+            return index
+    raise CorruptFileError(location, "file_path", None, "a position delete file must have it")
+
+
+def _relocated_parquet(data: bytes, location: str, relocation: Relocation) -> bytes:
+    with translated_read_errors(location, "file", "not a Parquet file"):
+        index = _path_column(pq.read_schema(pa.BufferReader(data)), location)
+        name = pq.read_schema(pa.BufferReader(data)).names[index]
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=[name])
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    footer = file.metadata
+    codec = footer.row_group(0).column(0).compression if groups else "ZSTD"
+    schema = file.schema_arrow.remove_metadata()
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression={"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}.get(codec, codec),
+        use_dictionary=[name],
+        store_schema=False,
+        write_page_index=True,
+    ) as writer:
+        notes = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
+        writer.add_key_value_metadata({key.decode(): value.decode() for key, value in notes.items()})
+        for group in groups:
+            moved = pa.chunked_array([relocated(chunk, relocation) for chunk in group.column(index).chunks])
+            writer.write_table(group.set_column(index, schema.field(index), moved), row_group_size=max(len(group), 1))
+    return bytes(sink.getvalue())
+
+
+def _relocated_orc(data: bytes, location: str, relocation: Relocation) -> bytes:
+    from pyarrow import orc
+
+    with translated_read_errors(location, "file", "not an ORC file"):
+        file = orc.ORCFile(pa.BufferReader(data))
+        table = file.read()
+    index = _path_column(table.schema, location)
+    moved = pa.chunked_array([relocated(chunk, relocation) for chunk in table.column(index).chunks], pa.string())
+    sink = pa.BufferOutputStream()
+    with orc.ORCWriter(sink, compression=file.compression.lower()) as writer:
+        writer.write(table.set_column(index, table.schema.field(index), moved))
+    return bytes(sink.getvalue())
+
+
+# -- Copy files -------------------------------------------------------------------------------------------------------
+
+
+COPIED = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64()), pa.field("copied", pa.bool_())])
+"""A copied file by its new location, its length in bytes, and whether it was copied now, and not there before."""
+
+_CHUNK_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class Copier:
+    """Copies files. Picklable.
+
+    A file at the target with the same length was copied before and stays. Rewritten files are always copied.
+
+    Attributes:
+        targets: adds to files `source_path`, `target_path`, and whether they are `rewritten`.
+    """
+
+    reader: ExecutorReader
+    writer: ExecutorWriter
+    targets: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy files, rows with `content`, `path` and `length`, and yield them as `COPIED`.
+
+        Raises:
+            NotFoundError: a file is gone.
+            CorruptFileError: a copy has another length than its source.
+        """
+        for batch in self.targets(batches):
+            rows = batch.to_pylist()
+            with ThreadPoolExecutor(REQUESTS) as pool:
+                copies = [*pool.map(self._copy, rows)]
+            columns: list[Any] = [[row["target_path"] for row in rows], *map(list, zip(*copies, strict=True))]
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, COPIED, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=COPIED)
+
+    def _copy(self, row: Mapping[str, Any]) -> tuple[int, bool]:
+        """Copy a file unless it is there. Return its length, and whether it was copied."""
+        source, target = row["source_path"], row["target_path"]
+        length = self.reader.length(source)
+        if not row["rewritten"]:
+            with suppress(NotFoundError):
+                if self.reader.length(target) == length:
+                    return length, False
+        with self.reader.open(source) as stream, self.writer.open_new(target) as sink:
+            shutil.copyfileobj(stream, sink, _CHUNK_BYTES)
+        self.writer.sync(target)
+        if (copied := self.reader.length(target)) != length:
+            raise CorruptFileError(target, "length", copied, f"{source} has {length} bytes")
+        return length, True
