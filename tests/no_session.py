@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, dict[str, Any] | None] = {
     "merge": {"source": ROWS, "on": "target.id = source.id"},
     "overwrite": {"df": ROWS, "added": FILES},
     "report_changes": None,
+    "rewrite_table_path": None,  # needs the folder of the table
     "snapshot_as_of_timestamp": {"timestamp_ms": 4102444800000},
     "snapshot_by_id": {"snapshot_id": 1},
     "snapshot_by_name": {"name": "main"},

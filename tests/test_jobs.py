@@ -117,6 +117,18 @@ def test_a_rewrite_of_data_files(spark: SparkSession, tmp_path: Path, soak: bool
     assert rows_of(table.refresh()) == sorted(ordinary(0, 20), key=repr)
 
 
+def test_a_table_moves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
+    if not soak:
+        pytest.skip("the slice submits one job of maintenance")
+    table = append(append(new_table(spark, tmp_path / "old"), 1, 2), 3, 4)
+    prefixes = ["--source-prefix", f"file://{tmp_path}/old", "--target-prefix", f"file://{tmp_path}/new"]
+    done = submit("rewrite_table_path.py", "--table", table.location(), *prefixes, "--commit")
+    assert done.returncode == 0, done.stderr
+    committed = json.loads(done.stdout.splitlines()[-1])["committed"]
+    assert committed["listed"] > committed["rewritten"] > 0
+    assert committed["copied"] is None
+
+
 @pytest.mark.jvm
 @pytest.mark.parametrize("job", ["rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"])
 def test_a_job_on_a_table_of_a_catalog(tmp_path: Path, soak: bool, job: str) -> None:

@@ -68,7 +68,7 @@ def main(scale: float, heap: str, repeats: int) -> None:
 
 
 def in_one_spelling(spark: SparkSession, location: str) -> str:
-    """Write the metadata with `file:///` in all locations, and return its metadata file. The action refuses mixtures."""
+    """Write the metadata with `file:///` in all locations, and return its file. The action refuses mixtures."""
     plan = sm.load_table(location, spark=spark).maintenance.rewrite_table_path(
         BUILD.as_uri(), UNIFORM.as_uri(), staging_location=UNIFORM.as_uri()
     )
@@ -112,7 +112,9 @@ def show(runs: list[Run]) -> None:
         of_contender = [run for run in runs if run.contender == contender]
         seconds = statistics.median(run.seconds for run in of_contender)
         last = of_contender[-1]
-        printed.add_row(contender, f"{last.files:,}", f"{seconds:.1f}", f"{last.written}", f"{last.written_bytes // MIB}")
+        printed.add_row(
+            contender, f"{last.files:,}", f"{seconds:.1f}", f"{last.written}", f"{last.written_bytes // MIB}"
+        )
     console.print(printed)
 
 

@@ -19,6 +19,7 @@ from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
 from tests.command_line import invoke
 from tests.conftest import configured
 from tests.maintain.test_expire import opened, random_history, soon
+from tests.peers.file_maker import local_path
 from tests.peers.slices import SOAK
 from tests.rows.comparison import row_texts
 from tests.write.test_changes import frame, new_table, ordinary, rows_of
@@ -47,6 +48,16 @@ def versions(table: sm.Table) -> dict[int, list[Any]]:
     ids = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
     scans = {snapshot_id: table.scan(snapshot_id=snapshot_id) for snapshot_id in ids}
     return {snapshot_id: sorted(map(repr, scan.to_arrow().to_pylist())) for snapshot_id, scan in scans.items()}
+
+
+def assert_recorded_sizes(table: sm.Table) -> None:
+    """Check the lengths of manifests and deletes, by which readers find their footers."""
+    manifests, deletes = table.inspect.arrow.manifests(), table.inspect.arrow.delete_files()
+    if table.state.layout.colocates:  # entries have the sizes of vectors
+        deletes = deletes.slice(0, 0)
+    paths = [*manifests["path"].to_pylist(), *deletes["file_path"].to_pylist()]
+    sizes = [*manifests["length"].to_pylist(), *deletes["file_size_in_bytes"].to_pylist()]
+    assert [Path(local_path(path)).stat().st_size for path in paths] == sizes
 
 
 def changed(table: sm.Table, start: int) -> sm.Table:
@@ -104,6 +115,7 @@ def test_a_table_moves_twice(spark: SparkSession, tmp_path: Path, kind: str) -> 
     moved = sm.load_table(second.metadata_location, spark=spark)
     assert versions(moved) == expected
     assert row_texts(moved.check()) == []
+    assert_recorded_sizes(moved)
     assert moved.metadata.refs == refs
     assert [*moved.inspect.arrow.metadata_log_entries()["file"].to_pylist()] == [
         path.replace(*places) for path in table.inspect.arrow.metadata_log_entries()["file"].to_pylist()
@@ -125,7 +137,9 @@ def max_id(table: sm.Table) -> int:
 def test_random_histories_of_java(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """A table moves in random steps, while snapshots expire and manifests are rewritten."""
     rng = random.Random(seed)
-    shop = random_history(spark, f"moved_{seed}_{rng.randrange(1 << 30)}_{tmp_path.name[-1]}", rng, steps=6, version=rng.choice([2, 3])).shop
+    shop = random_history(
+        spark, f"moved_{seed}_{rng.randrange(1 << 30)}_{tmp_path.name[-1]}", rng, steps=6, version=rng.choice([2, 3])
+    ).shop
     table, folder = opened(shop), shop.folder
     source, target = f"file://{folder}", f"file://{tmp_path}/moved"
     start = None
@@ -138,6 +152,7 @@ def test_random_histories_of_java(spark: SparkSession, tmp_path: Path, seed: int
         moved = sm.load_table(result.metadata_location, spark=spark)
         assert versions(moved) == expected
         assert row_texts(moved.check()) == []
+        assert_recorded_sizes(moved)
         (tmp_path / "hidden").rename(folder)
         shop.sql(f"DELETE FROM {{t}} WHERE id % 7 = {step}")
         shop.sql(f"INSERT INTO {{t}} VALUES ({step + 1000}, 'x', 'a')")

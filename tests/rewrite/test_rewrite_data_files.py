@@ -274,7 +274,7 @@ def test_columns_whose_names_spark_confuses(spark: SparkSession, tmp_path: Path,
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_only_old_specs_and_orders(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """All files of other specs or orders are rewritten, whatever their size, and no others."""
-    table = new_table(spark, tmp_path, version=version, partition_spec=PartitionSpec())
+    table = new_table(spark, tmp_path, PartitionSpec(), version=version)
     table = table.append(frame(spark, ordinary(0, 4)).coalesce(1))
     with table.update_spec() as update:
         update.add_field("part", "identity")
