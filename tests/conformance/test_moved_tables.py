@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from tests.conformance import tree_corpus
 from tests.maintain.test_rewrite_table_path import assert_recorded_sizes
 from tests.peers import corpus as peers
-from tests.peers.file_maker import local_path
 from tests.peers.java import At
 from tests.peers.slices import slice_of
 from tests.rows.comparison import row_texts
@@ -54,6 +54,10 @@ def test_rows_and_plans(name: str, corpus: Corpus, spark: SparkSession, tmp_path
     shutil.rmtree(between)
     assert len(moved.arrow.check()) == len(table.arrow.check())
     assert_recorded_sizes(moved)
+    deletes = moved.inspect.arrow.delete_files()
+    for bounds in [*deletes["lower_bounds"].to_pylist(), *deletes["upper_bounds"].to_pylist()]:
+        path = dict(bounds or ()).get(DELETE_FILE_PATH_ID)
+        assert path is None or path.startswith(f"file://{target}/".encode())
     java = corpus.java.table(moved.metadata_location, "moved")
 
     def below(folder: Path, paths: list[str]) -> list[str]:
