@@ -47,7 +47,13 @@ _MANIFEST_PATH, _MANIFEST_LENGTH = 500, 501
 _DELETE_FIELDS = {None: {"file_path": DELETE_FILE_PATH_ID, "pos": DELETE_FILE_POS_ID}}
 
 SizesOf = Callable[[pa.Array], pa.Array]
-"""Returns the new sizes in bytes of files, given their locations before the change."""
+"""Returns the new sizes in bytes of files, given their locations before the change; null for files that are gone."""
+
+
+def with_sizes(sizes: pa.Array, are_changed: pa.Array, new_sizes: pa.Array) -> pa.Array:
+    """Return sizes of files, some of them replaced by new ones unless these are null."""
+    old_sizes = sizes.filter(are_changed)
+    return pc.replace_with_mask(sizes, are_changed, pc.coalesce(new_sizes.cast(sizes.type), old_sizes))
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,7 @@ class _ManifestChange:
         is_position = pc.equal(records.values(_CONTENT, pa.int32()), int(ContentType.POSITION_DELETES))
         is_changed = pc.fill_null(pc.and_not(is_position, is_deleted), False)
         sizes = records.values(_SIZE, pa.int64())
-        new_sizes = self.sizes_of(locations.filter(is_changed))
-        return _Values(texts, pc.replace_with_mask(sizes, is_changed, new_sizes))
+        return _Values(texts, with_sizes(sizes, is_changed, self.sizes_of(locations.filter(is_changed))))
 
 
 def relocated_manifest(data: bytes, location: str, relocation: Relocation, sizes_of: SizesOf) -> bytes:
@@ -120,7 +125,9 @@ def relocated_manifest(data: bytes, location: str, relocation: Relocation, sizes
     part = ManifestPart(0, location, 0, ManifestContext(None, None, None))
     change = _ManifestChange(relocation, sizes_of, header.metadata.get("content") == b"deletes")
     schema = writer_schema(data, part, header, change.projection)
-    records = _spliced(data, header, schema, change, location) if compiler.pays_for(len(data)) else None
+    records: Iterable[pa.BinaryArray] | None = None
+    if compiler.pays_for(len(data)):
+        records = _spliced(data, header, schema, change, location)
     if records is None:
         _refuse_unions(schema.entry, location)
         records = _encoded(data, header, schema, change, location)
@@ -253,8 +260,12 @@ _NONE = -1
 
 def _spliced(
     data: bytes, header: Header, schema: ManifestSchema, change: _ManifestChange, location: str
-) -> Iterator[pa.BinaryArray] | None:
-    """Return the changed entries of a manifest; None if the schema can't be compiled."""
+) -> list[pa.BinaryArray] | None:
+    """Return the changed entries of a manifest; None if fastavro has to encode them.
+
+    That is so if the schema can't be compiled, a value in a metrics map changes, whose block may state its size in
+    bytes, or a number takes more bytes than necessary.
+    """
     record = record_of(schema.entry, DATA_FILE_FIELD_ID, location)
     assert record is not None
     order = [field_id_of(field) for field in record["fields"]]
@@ -265,8 +276,17 @@ def _spliced(
     program = program_of(schema, change.projection, (RECORD, order.index(_SIZE) + 1, len(order)))
     if program is None:
         return None
-    records = compiled_records(data, read_blocks(data, header, location), header, program, location, BATCH_RECORDS)
-    return (_Splice(batch, order, location).records(change.values(batch)) for _, batch in records)
+    batches = compiled_records(data, read_blocks(data, header, location), header, program, location, BATCH_RECORDS)
+    result = []
+    for _, batch in batches:
+        values = change.values(batch)
+        in_maps = (texts for key, texts in values.texts.items() if isinstance(key, tuple))
+        if any(texts.null_count < len(texts) for texts in in_maps):
+            return None
+        if (records := _Splice(batch, order).records(values)) is None:
+            return None
+        result.append(records)
+    return result
 
 
 class _Splice:
@@ -276,66 +296,56 @@ class _Splice:
         batch: the records, of a program with marks of where they begin, where the field after the size begins, and
             where they end.
         order: the ids of the data_file's fields.
-        location: the manifest, for errors.
     """
 
-    def __init__(self, batch: Any, order: list[int], location: str) -> None:
+    def __init__(self, batch: Any, order: list[int]) -> None:
         self._batch = batch
         self._order = order
-        self._location = location
 
-    def records(self, values: _Values) -> pa.BinaryArray:
-        """Return the encoded records with other values."""
+    def records(self, values: _Values) -> pa.BinaryArray | None:
+        """Return the encoded records with other values of fields; None if a number is not encoded as usual."""
         from sparkmeta.avro import machine
 
-        batch = self._batch
-        begin, _, end = (batch.slots_of(mark)[0] for mark in batch.program.marks)
-        bounds = np.ascontiguousarray(np.stack([begin, end]))
-        edits: dict[int, np.ndarray[Any, Any]] = {}
-        inserted: list[np.ndarray[Any, Any]] = []
+        batch, texts = self._batch, {key: value for key, value in values.texts.items() if isinstance(key, int)}
+        begin, after_size, end = (batch.slots_of(mark)[0] for mark in batch.program.marks)
+        edits: dict[int, np.ndarray[Any, Any] | None] = {}
         used = 0
-        for key, texts in values.texts.items():
-            if (edit := self._text(key, texts, used)) is not None:
-                edits[key if isinstance(key, int) else key[0]] = edit
-                inserted.append(_content(texts))
-                used += len(inserted[-1])
+        for field_id, new in texts.items():
+            if (column := batch.program.fields.get(field_id)) is not None:
+                start, size = batch.slots_of(column.slot)
+                lengths = pc.fill_null(pc.binary_length(new), 0).to_numpy().astype(np.int64)
+                place = used + np.cumsum(lengths) - lengths
+                edits[field_id] = self._edit(start, size, size >= 0, (start + size, lengths, place, lengths))
+            used += int(pc.sum(pc.binary_length(new)).as_py() or 0)
         if values.sizes is not None:
-            edits[_SIZE] = self._size(values.sizes)
-        ordered = np.ascontiguousarray(np.stack([edits[field_id] for field_id in self._order if field_id in edits]))
-        room = int((end - begin).sum()) + used + machine.NUMBER_BYTES * ordered.shape[0] * len(batch) + machine.PADDING
+            old, valid = batch.slots_of(batch.program.fields[_SIZE].slot)
+            nothing = np.zeros_like(old)
+            new_values = after_size, values.sizes.to_numpy(), nothing, nothing
+            edits[_SIZE] = self._edit(after_size, old, valid >= 0, new_values)
+        ordered = [edits[field_id] for field_id in self._order if field_id in edits]
+        if any(edit is None for edit in ordered):
+            return None
+        words = np.ascontiguousarray(np.stack(ordered))  # type: ignore[arg-type]
+        room = int((end - begin).sum()) + used + machine.NUMBER_BYTES * len(ordered) * len(batch) + machine.PADDING
         output, offsets = np.empty(room, np.uint8), np.empty(len(batch) + 1, np.int64)
-        source = np.concatenate([*inserted, np.zeros(machine.PADDING, np.uint8)])
-        machine.splice(batch.data, bounds, ordered, source, output, offsets)
+        source = np.concatenate([*map(_content, texts.values()), np.zeros(machine.PADDING, np.uint8)])
+        machine.splice(batch.data, np.ascontiguousarray(np.stack([begin, end])), words, source, output, offsets)
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(output[: offsets[-1]])]
         return pa.Array.from_buffers(pa.binary(), len(batch), buffers)
 
-    def _text(self, key: int | tuple[int, int], texts: pa.Array, used: int) -> np.ndarray[Any, Any] | None:
-        """Return the edit of a text or of bytes, whose new content begins at `used`; None if no record has any."""
-        program = self._batch.program
-        column = program.fields.get(key) if isinstance(key, int) else program.metrics.get(key)
-        if column is None:
-            return None
-        start, size = self._batch.slots_of(column.slot)
-        lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy().astype(np.int64)
-        place = used + np.cumsum(lengths) - lengths
-        return np.stack([self._start(start, size, size >= 0), start + size, lengths, place, lengths])
+    def _edit(self, end: Any, numbers: Any, is_valid: Any, words: tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
+        """Return an edit for `machine.splice`; None if a number takes more bytes than necessary.
 
-    def _size(self, sizes: pa.Array) -> np.ndarray[Any, Any]:
-        """Return the edit of the file sizes."""
-        batch = self._batch
-        old, valid = batch.slots_of(batch.program.fields[_SIZE].slot)
-        end = batch.slots_of(batch.program.marks[1])[0]
-        nothing = np.zeros_like(end)
-        return np.stack([self._start(end, old, valid >= 0), end, sizes.to_numpy(), nothing, nothing])
-
-    def _start(self, end: Any, numbers: Any, is_valid: Any) -> np.ndarray[Any, Any]:
-        """Return where encoded numbers begin that end somewhere; `_NONE` if there is none."""
+        Args:
+            end: where the numbers end that are replaced: lengths of texts, or sizes.
+            numbers: the numbers.
+            is_valid: whether each record has the value.
+            words: the other words of the edit.
+        """
         width, last = _encoding(numbers)
-        wrong = np.flatnonzero(is_valid & (self._batch.data[np.maximum(end - 1, 0)] != last))
-        if len(wrong):
-            problem = "the number takes more bytes in the file than necessary"
-            raise CorruptFileError(self._location, "data_file", int(numbers[wrong[0]]), problem)
-        return np.where(is_valid, end - width, _NONE)
+        if (is_valid & (self._batch.data[np.maximum(end - 1, 0)] != last)).any():
+            return None
+        return np.stack([np.where(is_valid, end - width, _NONE), *words])
 
 
 def _content(texts: pa.Array) -> np.ndarray[Any, Any]:

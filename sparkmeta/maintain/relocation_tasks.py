@@ -99,13 +99,20 @@ class Relocator:
     def _sizes_of_deletes(self, paths: pa.Array) -> pa.Array:
         encoded = paths.dictionary_encode()
         with ThreadPoolExecutor(REQUESTS) as pool:
-            sizes = pool.map(lambda path: self.new_length(POSITION_DELETES, path), encoded.dictionary.to_pylist())
+            sizes = pool.map(self._size_of_deletes, encoded.dictionary.to_pylist())
             return pa.array([*sizes], pa.int64()).take(encoded.indices)
+
+    def _size_of_deletes(self, path: str) -> int | None:
+        """Return the new size; None for a file that expiry has deleted, of an entry that a root masks."""
+        with suppress(NotFoundError):
+            return self.new_length(POSITION_DELETES, path)
+        return None
 
     def _lengths_of_manifests(self, paths: pa.Array) -> pa.Array:
         lengths = [self._length_of_path.get(path) for path in paths.to_pylist()]
         if None in lengths:
-            raise NotFoundError(f"{paths[lengths.index(None)].as_py()}: the manifest is gone")
+            path = paths[lengths.index(None)].as_py()
+            raise NotFoundError(f"{path}: a manifest list or root names the manifest, which is gone")
         return pa.array(lengths, pa.int64())
 
     @cached_property
@@ -172,7 +179,8 @@ def _relocated_parquet(data: bytes, location: str, relocation: Relocation) -> by
         notes = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
         writer.add_key_value_metadata({key.decode(): value.decode() for key, value in notes.items()})
         for group in groups:
-            moved = pa.chunked_array([relocated(chunk, relocation) for chunk in group.column(index).chunks])
+            column = group.column(index)
+            moved = pa.chunked_array([relocated(chunk, relocation) for chunk in column.chunks], column.type)
             writer.write_table(group.set_column(index, schema.field(index), moved), row_group_size=max(len(group), 1))
     return bytes(sink.getvalue())
 
@@ -233,6 +241,8 @@ class Copier:
         """Copy a file unless it is there. Return its length, and whether it was copied."""
         source, target = row["source_path"], row["target_path"]
         length = self.reader.length(source)
+        if source == target:
+            return length, False
         if not row["rewritten"]:
             with suppress(NotFoundError):
                 if self.reader.length(target) == length:

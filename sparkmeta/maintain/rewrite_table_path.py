@@ -9,9 +9,12 @@ copied from there.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -56,7 +59,7 @@ from sparkmeta.progress import planning
 from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.json_node import decompressed
-from sparkmeta.spec.locations import Relocation, is_absolute, relocated_document
+from sparkmeta.spec.locations import SCHEME, Relocation, is_absolute, relocated_document
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import file_name, join, normalize
@@ -99,7 +102,7 @@ class PathOptions(Options):
         super().check()
         for name in ("source_prefix", "target_prefix", "staging_location"):
             value = getattr(self, name)
-            if value is not None and (not is_absolute(value) or not value.strip("/")):
+            if value is not None and (not is_absolute(value) or not re.sub(SCHEME, "", value).strip("/")):
                 raise ValidationError(f"{name} is {value!r}: expected an absolute location of a folder or bucket")
 
 
@@ -359,7 +362,11 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _new_metadata(self, location: str) -> bytes:
         data = self._state.files.read(location)
-        document = relocated_document(json.loads(decompressed(data, location)), self._relocation)
+        document = json.loads(decompressed(data, location))
+        if not self._relocation.applies_to(str(document.get("location"))):
+            # The folder of a table with relative locations has been moved, which the next commit would record.
+            document["location"] = self._end.metadata.location
+        document = relocated_document(document, self._relocation)
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         return gzip.compress(text, mtime=0) if location.endswith(".gz") or ".gz." in file_name(location) else text
 
@@ -374,7 +381,19 @@ class PathPlan(Plan[TableT, PathRewrite]):
         return folder
 
     def _copy(self) -> int:
-        """Copy all files, the metadata file and the version hint last. Return how many were not there before."""
+        """Copy all files, the metadata file and the version hint last. Return how many were not there before.
+
+        Raises:
+            ValidationError: the table at the new location has commits of its own.
+        """
+        files = self._state.files
+        for location in self._versions:
+            target, staged = self._relocation.of(location), self._staging.of(location)
+            if target != staged and files.exists(target) and files.read(target) != files.read(staged):
+                raise ValidationError(
+                    f"{target}: another metadata file has this name: the table there has commits of its own, which "
+                    "the copy would overwrite"
+                )
         state, is_last = self._state, sql.col("content").isin([_METADATA, _HINT])
         copier = Copier(task_reader(state), executor_writer(state.files), self._targets)
         copied = self._mapped(where(self._files, ~is_last), copier, COPIED)
@@ -431,11 +450,21 @@ class _ListWriter:
         """Write files, rows of `UNREACHABLE`, to a CSV file, and yield its location. Without files, write nothing."""
         rows = pa.Table.from_batches(self.targets(batches), PLANNED).select(["source_path", "target_path"])
         if len(rows):
-            sink = pa.BufferOutputStream()
-            csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
-            location = join(self.folder, f"{uuid.uuid4()}.csv")
-            self.writer.overwrite(location, bytes(sink.getvalue()))
+            data = _csv(rows)
+            # A repeated task writes the same file again.
+            location = join(self.folder, f"{hashlib.sha256(data).hexdigest()[:32]}.csv")
+            self.writer.overwrite(location, data)
             yield pa.RecordBatch.from_arrays([pa.array([location])], schema=_PATHS)
+
+
+def _csv(rows: pa.Table) -> bytes:
+    """Return rows as CSV without a header. Values are quoted if one has to be."""
+    for quoting in ("none", "needed"):
+        sink = pa.BufferOutputStream()
+        with suppress(pa.ArrowInvalid):
+            csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style=quoting))
+            return bytes(sink.getvalue())
+    raise AssertionError("values can be quoted")
 
 
 # -- Make the plan ----------------------------------------------------------------------------------------------------
@@ -452,14 +481,16 @@ def plan_table_path(table: TableT, options: PathOptions) -> PathPlan[TableT]:
     for location in (metadata.location, table.metadata_location):
         if not relocation.applies_to(location):
             raise ValidationError(f"source_prefix is {options.source_prefix!r}: {location} does not begin with it")
-    if relocation.applies_to(options.target_prefix) and relocation.of(options.target_prefix) == options.target_prefix:
-        raise ValidationError(f"target_prefix is {options.target_prefix!r}: it is the source_prefix")
+    for name in ("target_prefix", "staging_location"):
+        place = getattr(options, name)
+        if place is not None and normalize(place.rstrip("/")) == normalize(options.source_prefix.rstrip("/")):
+            raise ValidationError(f"{name} is {place!r}: it is the source_prefix, whose files would be overwritten")
     log = list(dict.fromkeys([*(entry.metadata_file for entry in metadata.metadata_log), table.metadata_location]))
     end = len(log) - 1 if options.end_version is None else _index(log, "end_version", options.end_version)
     start = -1 if options.start_version is None else _index(log, "start_version", options.start_version)
     if start >= end:
         raise ValidationError(f"start_version is {options.start_version!r}: it is not before {log[end]}")
-    versions = [location for location in log[start + 1 : end] if files.exists(location)]
+    versions = [each for each in log[start + 1 : end] if relocation.applies_to(each) and files.exists(each)]
     before = None if start < 0 else load_version(files, log[start]).metadata
     staging = options.staging_location or join(metadata_folder(metadata), f"moved-{uuid.uuid4()}")
     return PathPlan(

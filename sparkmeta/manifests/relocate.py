@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.avro.relocate import SizesOf, relocated_list, relocated_manifest
+from sparkmeta.avro.relocate import SizesOf, relocated_list, relocated_manifest, with_sizes
 from sparkmeta.entries.locations import relocated, relocated_bounds, resolved
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import field_id, whole
@@ -128,7 +128,7 @@ class Moved:
         ):
             is_kind = pc.is_in(content, pa.array([int(kind) for kind in kinds], content.type))
             is_changed = pc.fill_null(pc.and_(is_kind, is_live), False)
-            sizes = pc.replace_with_mask(sizes, is_changed, sizes_of(files.filter(is_changed)).cast(sizes.type))
+            sizes = with_sizes(sizes, is_changed, sizes_of(files.filter(is_changed)))
         columns.replace(paths[_SIZE], sizes)
 
 

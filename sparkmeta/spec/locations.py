@@ -73,7 +73,7 @@ LOCAL = "file://"
 
 _SCHEME = re.compile(SCHEME)
 _FILE = re.compile(r"file:(?://[^/]*)?(?=/)", re.IGNORECASE)
-_S3 = re.compile(r"^s3[an]:", re.IGNORECASE)
+_S3 = re.compile(r"^s3[an]?:", re.IGNORECASE)
 _RELATIVE_SINCE = 4
 
 

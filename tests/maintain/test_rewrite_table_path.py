@@ -216,6 +216,45 @@ def test_the_list_and_an_interrupted_copy(spark: SparkSession, tmp_path: Path) -
     assert table.refresh().metadata_location == table.metadata_location
 
 
+def test_deletes_that_a_root_masks_need_not_exist(spark: SparkSession, tmp_path: Path) -> None:
+    """A leaf keeps their entries, and expiry deletes their files."""
+    table = of_kind(spark, tmp_path / "old", "absolute tree")
+    with table.transaction() as tx:
+        limits = dict.fromkeys(("direct-files", "flush-data-files", "flush-delete-files"), "1")
+        tx.set_properties({f"write.tree.{name}": limit for name, limit in limits.items()})
+        tx.set_properties({"write.delete.mode": "merge-on-read"})
+    table = table.refresh()
+    for start in (0, 10, 20):
+        table = changed(table, start)
+    for row_id in (2, 3, 4, 12, 13):
+        table = table.delete(f"id = {row_id}")
+    table = table.maintenance.expire_snapshots(older_than=soon(), retain_last=1).commit()
+    expected = versions(table)
+    places = f"file://{tmp_path}/old", f"file://{tmp_path}/new"
+    result = table.maintenance.rewrite_table_path(*places, copy_files=True).commit()
+    (tmp_path / "old").rename(tmp_path / "hidden")
+    moved = sm.load_table(result.metadata_location, spark=spark)
+    assert versions(moved) == expected
+    assert row_texts(moved.check()) == []
+
+
+def test_files_are_staged_where_they_go(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is copied onto itself; and commits at the new place are not overwritten."""
+    table = changed(of_kind(spark, tmp_path / "old", "v2"), 0)
+    places, start = (f"file://{tmp_path}/old", f"file://{tmp_path}/new"), table.metadata_location
+    options: dict[str, Any] = {"staging_location": places[1], "copy_files": True}
+    result = table.maintenance.rewrite_table_path(*places, **options).commit()
+    moved = sm.load_table(f"{places[1]}/moved/t", spark=spark)
+    assert moved.metadata_location == result.metadata_location
+    assert rows_of(moved) == rows_of(table)
+    changed(moved, 50)
+    before = {path: path.read_bytes() for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    later = changed(table, 10).maintenance.rewrite_table_path(*places, start_version=start, copy_files=True)
+    with pytest.raises(ValidationError, match=r"metadata\.json: another metadata file has this name"):
+        later.commit()
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_an_earlier_version(spark: SparkSession, tmp_path: Path) -> None:
     table = changed(of_kind(spark, tmp_path / "old", "v2"), 0)
     expected, end = versions(table), Path(table.metadata_location).name
@@ -239,6 +278,10 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         "source_prefix is None: expected a name": lambda: rewrite(None, new),
         rf"source_prefix is '{old}/m': .* does not begin with it": lambda: rewrite(f"{old}/m", new),
         "target_prefix is '.*/old/': it is the source_prefix": lambda: rewrite(old, f"{old}/"),
+        "staging_location is '/.*/old': it is the source_prefix": lambda: rewrite(
+            old, new, staging_location=f"{tmp_path}/old"
+        ),
+        "source_prefix is 'file:///': expected an absolute location": lambda: rewrite("file:///", new),
         "end_version is 'v9.metadata.json': expected a metadata file": lambda: rewrite(
             old, new, end_version="v9.metadata.json"
         ),
