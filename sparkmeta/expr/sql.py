@@ -1,6 +1,6 @@
 """Expressions over rows, with the operators and functions of pyspark's Column.
 
-An expression is a tree of operations. The driver evaluates it (`entries.evaluate`). Spark gets its text, which is
+An expression is a tree of operations. The driver evaluates it (`expr.evaluate`). Spark gets its text, which is
 rendered when Spark needs it.
 
 On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These expressions stay
@@ -29,7 +29,7 @@ class Sql:
     """An expression of Spark SQL, as for `expr`, that does not depend on session settings.
 
     Args:
-        operation: a name in `entries.evaluate`, or a function of Spark SQL.
+        operation: a name in `expr.evaluate`, or a function of Spark SQL.
         operands: what the operation applies to: expressions, and names, values or types.
         text: the expression for Spark if it is not rendered from the operation.
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import shutil
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,15 @@ from tests.maintain.test_expire import opened, random_history, soon
 from tests.peers.file_maker import local_path
 from tests.peers.slices import SOAK
 from tests.rows.comparison import row_texts
+from tests.s3 import BUCKET, FILE_IOS
 from tests.write.test_changes import frame, new_table, ordinary, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+
+    from tests.s3 import S3Server
 
 BY_TASKS = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 
@@ -352,6 +356,33 @@ def test_properties_and_statistics(spark: SparkSession, tmp_path: Path) -> None:
         (statistics,) = getattr(moved.metadata, name)
         assert local(statistics.statistics_path).stat().st_size == statistics.file_size_in_bytes
     assert row_texts(moved.inspect.partition_statistics()) == partitions
+
+
+@pytest.mark.usefixtures("in_each_place")
+@pytest.mark.parametrize("kind", FILE_IOS)
+def test_a_table_on_s3(spark: SparkSession, s3: S3Server, tmp_path: Path, kind: str) -> None:
+    """A table moves to another folder of the bucket, and its locations are spelled `s3` and `s3a`."""
+    root = f"s3://{BUCKET}/move-{uuid.uuid4()}"
+    properties = s3.io(kind).properties | {"py-io-impl": FILE_IOS[kind]}
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    catalog = sm.load_catalog("moving", type="sql", uri=uri, warehouse=f"{root}/old", spark=spark, **properties)
+    catalog.create_namespace("db")
+    schema = new_table(spark, tmp_path / "unused", version=2).schema()
+    table = catalog.create_table("db.t", schema, properties={"write.delete.mode": "merge-on-read"})
+    table = changed(changed(table, 0), 10)
+    expected = versions(table)
+    plan = table.maintenance.rewrite_table_path(f"s3a{root[2:]}/old", f"{root}/new", copy_files=True)
+    result = plan.commit()
+    again = table.maintenance.rewrite_table_path(
+        f"{root}/old", f"{root}/new", copy_files=True, staging_location=result.staging_location
+    )
+    assert again.commit().copied == result.rewritten
+    catalog.create_namespace("copy")
+    moved = catalog.register_table("copy.t", result.metadata_location)
+    files = moved.inspect.arrow.files(columns=["file_path"])["file_path"].to_pylist()
+    assert all(path.startswith(f"{root}/new/") for path in files)
+    assert versions(moved) == expected
+    assert row_texts(moved.check()) == []
 
 
 def test_on_the_command_line(spark: SparkSession, tmp_path: Path) -> None:
