@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,18 +12,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 from sparkmeta.avro.relocate import relocated_position_deletes
 from sparkmeta.entries.locations import relocated
 from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError
 from sparkmeta.expr.arrays import field_id
-from sparkmeta.maintain.reachable_tasks import CONTENTS, LIST
+from sparkmeta.maintain.reachable_tasks import CONTENTS, LIST, PATHS
 from sparkmeta.manifests.relocate import Moved
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.puffin import MAGIC as PUFFIN
 from sparkmeta.spec.puffin import with_referenced_files
 from sparkmeta.storage.content import read_ahead, translated_read_errors
+from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import REQUESTS
 
 if TYPE_CHECKING:
@@ -199,6 +203,86 @@ def _relocated_orc(data: bytes, location: str, relocation: Relocation) -> bytes:
     return bytes(sink.getvalue())
 
 
+# -- Where files are copied from, and to ------------------------------------------------------------------------------
+
+
+PLANNED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("file_path", pa.string()),
+        pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("rewritten", pa.bool_()),
+        pa.field("source_path", pa.string()),
+        pa.field("target_path", pa.string()),
+    ]
+)
+"""The columns of `PathPlan.to_df`."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Adds where each file is copied from, and to. Picklable."""
+
+    relocation: Relocation
+    staging: Relocation
+    rewritten: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield files, rows with content, path and length, as `PLANNED`."""
+        for batch in batches:
+            content, path, length = (batch.column(name) for name in ("content", "path", "length"))
+            rewritten = pc.is_in(content, pa.array(self.rewritten))
+            source = pc.if_else(rewritten, relocated(path, self.staging), path)
+            columns = [content, path, length, rewritten, source, relocated(path, self.relocation)]
+            yield pa.RecordBatch.from_arrays(columns, schema=PLANNED)
+
+
+@dataclass(frozen=True)
+class Unmoved:
+    """Finds files without a prefix. Picklable."""
+
+    relocation: Relocation
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the paths of files that do not move."""
+        for batch in batches:
+            path = batch.column("path")
+            has_prefix = pc.match_substring_regex(path, self.relocation.pattern)
+            yield pa.RecordBatch.from_arrays([path.filter(pc.invert(has_prefix))], schema=PATHS)
+
+
+@dataclass(frozen=True)
+class ListWriter:
+    """Writes CSV files with where files are copied from, and to. Picklable."""
+
+    writer: ExecutorWriter
+    folder: str
+    targets: Targets
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write files, rows with content, path and length, to a CSV file, and yield its location.
+
+        Without files, write nothing.
+        """
+        rows = pa.Table.from_batches(self.targets(batches), PLANNED).select(["source_path", "target_path"])
+        if len(rows):
+            data = _csv(rows)
+            # A repeated task writes the same file again.
+            location = join(self.folder, f"{hashlib.sha256(data).hexdigest()[:32]}.csv")
+            self.writer.overwrite(location, data)
+            yield pa.RecordBatch.from_arrays([pa.array([location])], schema=PATHS)
+
+
+def _csv(rows: pa.Table) -> bytes:
+    """Return rows as CSV without a header. Values are quoted if one has to be."""
+    for quoting in ("none", "needed"):
+        sink = pa.BufferOutputStream()
+        with suppress(pa.ArrowInvalid):
+            csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style=quoting))
+            return bytes(sink.getvalue())
+    raise AssertionError("values can be quoted")
+
+
 # -- Copy files -------------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +304,7 @@ class Copier:
 
     reader: ExecutorReader
     writer: ExecutorWriter
-    targets: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    targets: Targets
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Copy files, rows with `content`, `path` and `length`, and yield them as `COPIED`.

@@ -9,22 +9,18 @@ copied from there.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
 
 from sparkmeta.checks import NAME, Options, described, option
-from sparkmeta.entries.locations import relocated
 from sparkmeta.entries.relation import (
     collected,
     count,
@@ -43,14 +39,18 @@ from sparkmeta.expr import sql
 from sparkmeta.inspect.metadata_rows import few_files
 from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.reachable import UNREACHABLE, manifests_of_snapshots, statistics_files, unreachable_files
-from sparkmeta.maintain.reachable_tasks import LIST, MANIFEST, MISSING, ROOT
+from sparkmeta.maintain.reachable_tasks import LIST, MANIFEST, MISSING, PATHS, ROOT
 from sparkmeta.maintain.relocation_tasks import (
     COPIED,
     LENGTHS,
+    PLANNED,
     POSITION_DELETES,
     Copier,
+    ListWriter,
     Measurer,
     Relocator,
+    Targets,
+    Unmoved,
 )
 from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, version_of
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
     from sparkmeta.operations.table_operations import TableVersion
     from sparkmeta.snapshot.state import TableState
-    from sparkmeta.storage.executors import ExecutorWriter
 
 # -- The options of `Maintenance.rewrite_table_path` ------------------------------------------------------------------
 
@@ -108,18 +107,6 @@ class PathOptions(Options):
 
 # -- The plan ---------------------------------------------------------------------------------------------------------
 
-
-PLANNED = pa.schema(
-    [
-        pa.field("content", pa.string()),
-        pa.field("file_path", pa.string()),
-        pa.field("file_size_in_bytes", pa.int64()),
-        pa.field("rewritten", pa.bool_()),
-        pa.field("source_path", pa.string()),
-        pa.field("target_path", pa.string()),
-    ]
-)
-"""The columns of `PathPlan.to_df`."""
 
 _METADATA = "metadata"
 _HINT = "version hint"
@@ -284,7 +271,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
     def _refuse_other_prefixes(self, files: Relation) -> None:
         """Raise ValidationError for a file without the prefix in any spelling."""
         odd_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
-        for path in values(mapped(odd_files, _Unmoved(self._relocation), _PATHS)):
+        for path in values(mapped(odd_files, Unmoved(self._relocation), PATHS)):
             raise ValidationError(
                 f"{path}: the location does not begin with source_prefix, {self.options.source_prefix}: choose a "
                 "prefix of all files, or bring the file into the table"
@@ -311,8 +298,8 @@ class PathPlan(Plan[TableT, PathRewrite]):
         return (_METADATA, _HINT, LIST, ROOT, MANIFEST, POSITION_DELETES)
 
     @property
-    def _targets(self) -> _Targets:
-        return _Targets(self._relocation, self._staging, self._rewritten_contents)
+    def _targets(self) -> Targets:
+        return Targets(self._relocation, self._staging, self._rewritten_contents)
 
     # -- rewrite them
 
@@ -375,9 +362,9 @@ class PathPlan(Plan[TableT, PathRewrite]):
     def _write_list(self) -> str:
         """Write the list of files to copy, and return its folder."""
         folder = join(self.staging_location, f"file-list-{uuid.uuid4()}")
-        writer = _ListWriter(executor_writer(self._state.files), folder, self._targets)
+        writer = ListWriter(executor_writer(self._state.files), folder, self._targets)
         tasks = count(self._files) // _LIST_ROWS + 1
-        collected(mapped_files(self._files, lambda _: writer, _PATHS, self._state, runs=True, tasks=lambda _: tasks))
+        collected(mapped_files(self._files, lambda _: writer, PATHS, self._state, runs=True, tasks=lambda _: tasks))
         return folder
 
     def _copy(self) -> int:
@@ -403,68 +390,6 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
 
 _LIST_ROWS = 100_000
-_PATHS = pa.schema([pa.field("path", pa.string())])
-
-
-@dataclass(frozen=True)
-class _Targets:
-    """Adds where each file is copied from, and to. Picklable."""
-
-    relocation: Relocation
-    staging: Relocation
-    rewritten: tuple[str, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield files, rows of `UNREACHABLE`, as `PLANNED`."""
-        for batch in batches:
-            content, path, length = (batch.column(name) for name in UNREACHABLE.names)
-            rewritten = pc.is_in(content, pa.array(self.rewritten))
-            source = pc.if_else(rewritten, relocated(path, self.staging), path)
-            columns = [content, path, length, rewritten, source, relocated(path, self.relocation)]
-            yield pa.RecordBatch.from_arrays(columns, schema=PLANNED)
-
-
-@dataclass(frozen=True)
-class _Unmoved:
-    """Finds files without a prefix. Picklable."""
-
-    relocation: Relocation
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the paths of files that do not move."""
-        for batch in batches:
-            path = batch.column("path")
-            has_prefix = pc.match_substring_regex(path, self.relocation.pattern)
-            yield pa.RecordBatch.from_arrays([path.filter(pc.invert(has_prefix))], schema=_PATHS)
-
-
-@dataclass(frozen=True)
-class _ListWriter:
-    """Writes CSV files with where files are copied from, and to. Picklable."""
-
-    writer: ExecutorWriter
-    folder: str
-    targets: _Targets
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write files, rows of `UNREACHABLE`, to a CSV file, and yield its location. Without files, write nothing."""
-        rows = pa.Table.from_batches(self.targets(batches), PLANNED).select(["source_path", "target_path"])
-        if len(rows):
-            data = _csv(rows)
-            # A repeated task writes the same file again.
-            location = join(self.folder, f"{hashlib.sha256(data).hexdigest()[:32]}.csv")
-            self.writer.overwrite(location, data)
-            yield pa.RecordBatch.from_arrays([pa.array([location])], schema=_PATHS)
-
-
-def _csv(rows: pa.Table) -> bytes:
-    """Return rows as CSV without a header. Values are quoted if one has to be."""
-    for quoting in ("none", "needed"):
-        sink = pa.BufferOutputStream()
-        with suppress(pa.ArrowInvalid):
-            csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style=quoting))
-            return bytes(sink.getvalue())
-    raise AssertionError("values can be quoted")
 
 
 # -- Make the plan ----------------------------------------------------------------------------------------------------
