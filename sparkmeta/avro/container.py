@@ -267,6 +267,26 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | 
     return inflated
 
 
+def block_records(data: Data, block: Block, header: Header, schema: Any, location: str) -> Iterator[Any]:
+    """Yield the records of a block, as fastavro decodes them.
+
+    Args:
+        schema: the writer's schema, parsed by fastavro.
+
+    Raises:
+        CorruptFileError: see `inflate`; also a record that does not match the schema.
+        UnsupportedError: see `inflate`.
+    """
+    stream = io.BytesIO(inflate(data, block, header, location))
+    for _ in range(block.count):
+        try:
+            record = fastavro.schemaless_reader(stream, schema, None)
+        except Exception as error:
+            problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+            raise CorruptFileError(location, "block", block.offset, problem) from error
+        yield record
+
+
 def _inflaters(codec: str, location: str) -> Any:
     try:
         return _INFLATERS[codec]

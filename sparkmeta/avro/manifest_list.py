@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import Header, inflate, read_blocks, read_header
+from sparkmeta.avro.container import Header, block_records, read_blocks, read_header
 from sparkmeta.avro.schema import LIST_FIELDS, by_field_ids, canonical_schema, parse
 from sparkmeta.entries.locations import resolved
 from sparkmeta.entries.projection import MANIFEST
@@ -138,13 +138,7 @@ def _records(data: bytes, header: Header, location: str) -> Iterator[dict[str, A
     canonical = canonical_schema(header.schema, location, LIST_FIELDS)
     schema = parse(by_field_ids(canonical, location), location)
     for block in read_blocks(data, header, location):
-        stream = io.BytesIO(inflate(data, block, header, location))
-        for _ in range(block.count):
-            try:
-                yield fastavro.schemaless_reader(stream, schema, None)  # type: ignore[misc]
-            except Exception as error:
-                problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
-                raise CorruptFileError(location, "block", block.offset, problem) from error
+        yield from block_records(data, block, header, schema, location)
 
 
 def _column(field: FieldSpec, records: list[dict[str, Any]], location: str) -> pa.Array:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import Header, container_blocks, deflater, inflate, read_blocks, read_header
+from sparkmeta.avro.container import Header, block_records, container_blocks, deflater, read_blocks, read_header
 from sparkmeta.avro.decode import BATCH_RECORDS, AvroRecords, compiler, program_of, record_batches, writer_schema
 from sparkmeta.avro.schema import (
     LIST_FIELDS,
@@ -26,11 +26,12 @@ from sparkmeta.avro.schema import (
     field_id_of,
     parse,
     record_of,
+    refuse_unions,
 )
 from sparkmeta.entries.locations import relocated, relocated_bounds
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, RawRecords
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import (
     DATA_FILE_FIELD_ID,
     DELETE_FILE_PATH_ID,
@@ -129,7 +130,7 @@ def relocated_manifest(data: bytes, location: str, relocation: Relocation, sizes
     if compiler.pays_for(len(data)):
         records = _spliced(data, header, schema, change, location)
     if records is None:
-        _refuse_unions(schema.entry, location)
+        refuse_unions(schema.entry, location)
         records = _encoded(data, header, schema, change, location)
     return _file(data, header, records)
 
@@ -191,12 +192,7 @@ def _with_records(
     """Yield the records of a file's blocks, changed in place and encoded again."""
     writer = parse(schema, location)
     for block in read_blocks(data, header, location):
-        stream = io.BytesIO(inflate(data, block, header, location))
-        try:
-            records: list[Any] = [fastavro.schemaless_reader(stream, writer, None) for _ in range(block.count)]
-        except Exception as error:
-            problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
-            raise CorruptFileError(location, "block", block.offset, problem) from error
+        records = [*block_records(data, block, header, writer, location)]
         change(records)
         yield pa.array([_bytes(record, writer) for record in records], pa.binary())
 
@@ -222,20 +218,6 @@ def _encoded(
                 if text is not None:
                     _set(entry["f2"], key, text)
         yield pa.array([_bytes(entry, schema.writer) for entry in entries], pa.binary())
-
-
-def _refuse_unions(kind: Any, location: str) -> None:
-    """Raise UnsupportedError for unions of several types: fastavro may encode a value as another one of them."""
-    if isinstance(kind, list) and sum(branch != "null" for branch in kind) > 1:
-        raise UnsupportedError(f"{location}: a field of entries is a union of several types, and can't be copied")
-    parts = kind if isinstance(kind, list) else []
-    if isinstance(kind, dict):
-        parts = [
-            *(field["type"] for field in kind.get("fields", ())),
-            *(kind[k] for k in ("items", "values") if k in kind),
-        ]
-    for part in parts:
-        _refuse_unions(part, location)
 
 
 def _set(file: dict[str, Any], key: int | tuple[int, int], value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.bounds import day_units
 from sparkmeta.spec.entry import (
     DATA_FILE_FIELD_ID,
@@ -330,6 +330,14 @@ def _check_items(schema: Any, sizes: Mapping[str, int], location: str) -> None:
         raise CorruptFileError(location, "avro.schema", schema["items"], "an array of nothing has no end")
     for part in _parts(schema):
         _check_items(part, sizes, location)
+
+
+def refuse_unions(schema: Any, location: str) -> None:
+    """Raise UnsupportedError for a union of several types: fastavro may encode a value as another one of them."""
+    if isinstance(schema, list) and sum(branch != "null" for branch in schema) > 1:
+        raise UnsupportedError(f"{location}: a field of entries is a union of several types, and can't be copied")
+    for part in _parts(schema):
+        refuse_unions(part, location)
 
 
 def _parts(schema: Any) -> list[Any]:

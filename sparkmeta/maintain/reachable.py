@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.expr.sql import Sql
+    from sparkmeta.session import MapFunction
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
@@ -222,10 +223,19 @@ def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) ->
     trees = state.types.tree_types if state.has_trees else None
     reader = ContentReader(task_reader(state), trees, state.types.locations, schema)
     readable = where(manifests, _IS_READABLE)
+    return mapped_by_size(state, readable, reader, schema)
+
+
+def mapped_by_size(state: TableState, files: Relation, function: MapFunction, schema: pa.Schema) -> Relation:
+    """Apply a function to files with their `length`: few and small ones on the driver, others lazily in tasks.
+
+    Args:
+        function: opens the files itself, and yields batches of `schema`.
+    """
     figures = {"count": sql.call("sum", 1), "size": sql.call("sum", sql.col("length"))}
-    count, size = (number or 0 for number in totals(readable, sql.named(figures)).values())
+    count, size = (number or 0 for number in totals(files, sql.named(figures)).values())
     are_few, tasks = few_files(state, count, size), partial(read_tasks, files=count, size=size)
-    return mapped_files(readable, lambda _: reader, schema, state, are_few=lambda _: are_few, tasks=tasks)
+    return mapped_files(files, lambda _: function, schema, state, are_few=lambda _: are_few, tasks=tasks)
 
 
 def _columns(rows: Relation, names: Sequence[str]) -> Relation:

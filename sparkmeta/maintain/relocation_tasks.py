@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +20,12 @@ from sparkmeta.entries.locations import relocated
 from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError
 from sparkmeta.expr.arrays import field_id
 from sparkmeta.maintain.reachable_tasks import CONTENTS, LIST, PATHS
-from sparkmeta.manifests.relocate import Moved
+from sparkmeta.manifests.relocate import MetadataRelocation
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.puffin import MAGIC as PUFFIN
 from sparkmeta.spec.puffin import with_referenced_files
 from sparkmeta.storage.content import read_ahead, translated_read_errors
 from sparkmeta.storage.location import join
-from sparkmeta.storage.writing import REQUESTS
 
 if TYPE_CHECKING:
     from sparkmeta.spec.locations import Locations, Relocation
@@ -76,10 +74,10 @@ class Relocator:
     def relocated(self, content: str, path: str, data: bytes) -> bytes:
         """Return a file with other locations."""
         if content == LIST:
-            return self._moved.list(data, path)
+            return self._metadata.list(data, path)
         if content == POSITION_DELETES:
             return _relocated_deletes(data, path, self.relocation)
-        return self._moved.manifest(data, path)
+        return self._metadata.manifest(data, path)
 
     def new_length(self, content: str, path: str) -> int:
         """Return the length of a file with other locations: of the file in the staging folder, or at its new location.
@@ -97,14 +95,13 @@ class Relocator:
         return self.reader.read(row["path"])
 
     @cached_property
-    def _moved(self) -> Moved:
-        return Moved(self.relocation, self.locations, self._sizes_of_deletes, self._lengths_of_manifests)
+    def _metadata(self) -> MetadataRelocation:
+        return MetadataRelocation(self.relocation, self.locations, self._sizes_of_deletes, self._lengths_of_manifests)
 
     def _sizes_of_deletes(self, paths: pa.Array) -> pa.Array:
         encoded = paths.dictionary_encode()
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            sizes = pool.map(self._size_of_deletes, encoded.dictionary.to_pylist())
-            return pa.array([*sizes], pa.int64()).take(encoded.indices)
+        sizes = [size for _, size in read_ahead(encoded.dictionary.to_pylist(), self._size_of_deletes, _no_bytes)]
+        return pa.array(sizes, pa.int64()).take(encoded.indices)
 
     def _size_of_deletes(self, path: str) -> int | None:
         """Return the new size; None for a file that expiry has deleted, of an entry that a root masks."""
@@ -134,10 +131,16 @@ class Measurer:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield files, rows with `content` and `path`, as `LENGTHS`; see `Relocator.new_length`."""
         for batch in batches:
-            rows = batch.to_pylist()
-            with ThreadPoolExecutor(REQUESTS) as pool:
-                lengths = pool.map(lambda row: self.relocator.new_length(row["content"], row["path"]), rows)
-                yield _lengths([row["path"] for row in rows], [*lengths])
+            measured = [*read_ahead(batch.to_pylist(), self._new_length, _no_bytes)]
+            yield _lengths([row["path"] for row, _ in measured], [length for _, length in measured])
+
+    def _new_length(self, row: Mapping[str, Any]) -> int:
+        return self.relocator.new_length(row["content"], row["path"])
+
+
+def _no_bytes(_: object) -> int:
+    """Return the bytes that asking for the length of a file takes."""
+    return 0
 
 
 def _lengths(paths: list[str], lengths: list[int]) -> pa.RecordBatch:
@@ -274,13 +277,17 @@ class ListWriter:
 
 
 def _csv(rows: pa.Table) -> bytes:
-    """Return rows as CSV without a header. Values are quoted if one has to be."""
-    for quoting in ("none", "needed"):
+    """Return rows as CSV without a header. All values are quoted if one has to be."""
+
+    def written(quoting: str) -> bytes:
         sink = pa.BufferOutputStream()
-        with suppress(pa.ArrowInvalid):
-            csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style=quoting))
-            return bytes(sink.getvalue())
-    raise AssertionError("values can be quoted")
+        csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style=quoting))
+        return bytes(sink.getvalue())
+
+    try:
+        return written("none")
+    except pa.ArrowInvalid:
+        return written("needed")
 
 
 # -- Copy files -------------------------------------------------------------------------------------------------------
@@ -314,10 +321,11 @@ class Copier:
             CorruptFileError: a copy has another length than its source.
         """
         for batch in self.targets(batches):
-            rows = batch.to_pylist()
-            with ThreadPoolExecutor(REQUESTS) as pool:
-                copies = [*pool.map(self._copy, rows)]
-            columns: list[Any] = [[row["target_path"] for row in rows], *map(list, zip(*copies, strict=True))]
+            copies = [
+                (row["target_path"], *copy)
+                for row, copy in read_ahead(batch.to_pylist(), self._copy, lambda _: _CHUNK_BYTES)
+            ]
+            columns = [*map(list, zip(*copies, strict=True))] or [[], [], []]
             arrays = [pa.array(values, field.type) for values, field in zip(columns, COPIED, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=COPIED)
 

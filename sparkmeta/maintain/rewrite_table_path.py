@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,9 +36,14 @@ from sparkmeta.entries.relation import (
 )
 from sparkmeta.errors import NotFoundError, ValidationError, translated_errors
 from sparkmeta.expr import sql
-from sparkmeta.inspect.metadata_rows import few_files
 from sparkmeta.maintain.plans import Plan, PlanSummary
-from sparkmeta.maintain.reachable import UNREACHABLE, manifests_of_snapshots, statistics_files, unreachable_files
+from sparkmeta.maintain.reachable import (
+    UNREACHABLE,
+    manifests_of_snapshots,
+    mapped_by_size,
+    statistics_files,
+    unreachable_files,
+)
 from sparkmeta.maintain.reachable_tasks import LIST, MANIFEST, MISSING, PATHS, ROOT
 from sparkmeta.maintain.relocation_tasks import (
     COPIED,
@@ -56,9 +61,8 @@ from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, version_of
 from sparkmeta.operations.table_operations import TableT, load_version, metadata_folder
 from sparkmeta.progress import planning
-from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
-from sparkmeta.spec.json_node import decompressed
+from sparkmeta.spec.json_node import GZIP, decompressed
 from sparkmeta.spec.locations import SCHEME, Relocation, is_absolute, relocated_document
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
@@ -223,12 +227,12 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _commit(self) -> PathRewrite:
         with translated_errors():
+            numbers = self.summary()
+            rewritten = sum(numbers.rewritten.values())
+            listed = rewritten + sum(numbers.copied.values())
             self._write()
-            file_list = self._write_list()
+            file_list = self._write_list(listed)
             copied = self._copy() if self.options.copy_files else None
-        numbers = self.summary()
-        rewritten = sum(numbers.rewritten.values())
-        listed = rewritten + sum(numbers.copied.values())
         return PathRewrite(numbers.metadata_location, self.staging_location, file_list, rewritten, listed, copied)
 
     def _outcome(self) -> dict[str, Any] | None:
@@ -320,7 +324,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _rewrite(self, lengths: pa.Table, contents: list[str]) -> pa.Table:
         """Rewrite the files of some contents, and return their new lengths."""
-        return collected(self._mapped(self._of_contents(contents), self._relocator(lengths)))
+        return collected(mapped_by_size(self._state, self._of_contents(contents), self._relocator(lengths), LENGTHS))
 
     def _of_contents(self, contents: list[str]) -> Relation:
         """Return the files of some contents that are rewritten, rows of `UNREACHABLE`."""
@@ -332,20 +336,13 @@ class PathPlan(Plan[TableT, PathRewrite]):
         snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in self._new_snapshots]
         state = replace(self._state, metadata=metadata.model_copy(update={"snapshots": snapshots}))
         others = matching(manifests_of_snapshots(state), self._of_contents([MANIFEST]), {"path": "path"}, absent=True)
-        return collected(self._mapped(others, Measurer(self._relocator(LENGTHS.empty_table()))))
+        measurer = Measurer(self._relocator(LENGTHS.empty_table()))
+        return collected(mapped_by_size(self._state, others, measurer, LENGTHS))
 
     def _relocator(self, lengths: pa.Table) -> Relocator:
         state = self._state
         reader, writer = task_reader(state), executor_writer(state.files)
         return Relocator(reader, writer, self._relocation, self._staging, state.types.locations, lengths)
-
-    def _mapped(self, rows: Relation, function: Any, schema: pa.Schema = LENGTHS) -> Relation:
-        """Apply a function to files with their `length`, few on the driver and many in tasks."""
-        figures = {"files": sql.call("sum", 1), "bytes": sql.call("sum", sql.col("length"))}
-        number, size = (value or 0 for value in totals(rows, sql.named(figures)).values())
-        are_few = few_files(self._state, number, size)
-        tasks = partial(read_tasks, files=number, size=size)
-        return mapped_files(rows, lambda _: function, schema, self._state, are_few=lambda _: are_few, tasks=tasks)
 
     def _new_metadata(self, location: str) -> bytes:
         data = self._state.files.read(location)
@@ -355,15 +352,15 @@ class PathPlan(Plan[TableT, PathRewrite]):
             document["location"] = self._end.metadata.location
         document = relocated_document(document, self._relocation)
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        return gzip.compress(text, mtime=0) if location.endswith(".gz") or ".gz." in file_name(location) else text
+        return gzip.compress(text, mtime=0) if data.startswith(GZIP) else text
 
     # -- the list of files, and the copy
 
-    def _write_list(self) -> str:
-        """Write the list of files to copy, and return its folder."""
+    def _write_list(self, listed: int) -> str:
+        """Write the list of files to copy, given their number, and return its folder."""
         folder = join(self.staging_location, f"file-list-{uuid.uuid4()}")
         writer = ListWriter(executor_writer(self._state.files), folder, self._targets)
-        tasks = count(self._files) // _LIST_ROWS + 1
+        tasks = listed // _LIST_ROWS + 1
         collected(mapped_files(self._files, lambda _: writer, PATHS, self._state, runs=True, tasks=lambda _: tasks))
         return folder
 
@@ -383,7 +380,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
                 )
         state, is_last = self._state, sql.col("content").isin([_METADATA, _HINT])
         copier = Copier(task_reader(state), executor_writer(state.files), self._targets)
-        copied = self._mapped(where(self._files, ~is_last), copier, COPIED)
+        copied = mapped_by_size(state, where(self._files, ~is_last), copier, COPIED)
         number = totals(copied, sql.named({"copied": sql.count_if(sql.col("copied"))}))["copied"] or 0
         copies = [copy for batch in self._metadata_files.to_batches(max_chunksize=1) for copy in copier([batch])]
         return int(number) + sum(map(len, copies))

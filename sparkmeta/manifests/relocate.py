@@ -43,8 +43,8 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What changes in manifests, lists and roots if a table moves.
+class MetadataRelocation:
+    """The change of manifests, lists and roots of a table that moves.
 
     Attributes:
         relocation: the change of locations.
@@ -89,9 +89,10 @@ class Moved:
             table = file.read()
         metadata = {key: value for key, value in (file.metadata.metadata or {}).items() if key != b"ARROW:schema"}
         columns = _Columns([whole(column) for column in table.columns], table.schema)
+        # The new sizes are found by the old locations.
+        self._set_sizes(columns, location)
         self._move_texts(columns)
         self._move_bounds(columns)
-        self._set_sizes(columns, table, location)
         changed = pa.Table.from_arrays(columns.arrays, schema=table.schema.remove_metadata())
         is_root = metadata.get(CONTENT_KEY.encode()) == ROOT.encode()
         return parquet_bytes(changed, {key.decode(): value.decode() for key, value in metadata.items()}, whole=is_root)
@@ -114,14 +115,13 @@ class Moved:
             for name, values in zip(BOUNDS, relocated_bounds(lower, upper, self.relocation), strict=True):
                 columns.replace(stats[name], values)
 
-    def _set_sizes(self, columns: _Columns, before: pa.Table, location: str) -> None:
+    def _set_sizes(self, columns: _Columns, location: str) -> None:
         paths = columns.paths_of((_LOCATION, _SIZE, _CONTENT, _STATUS))
-        if not len(before) or len(paths) < 4:
+        if not len(columns.arrays[0]) or len(paths) < 4:
             return
-        old = _Columns([whole(column) for column in before.columns], before.schema)
         status, content, sizes = (columns.values(paths[number]) for number in (_STATUS, _CONTENT, _SIZE))
         is_live = pc.invert(pc.is_in(status, _NOT_LIVE))
-        files = resolved(old.values(paths[_LOCATION]), self.locations, location, "location")
+        files = resolved(columns.values(paths[_LOCATION]), self.locations, location, "location")
         for kinds, sizes_of in (
             ((ContentType.POSITION_DELETES,), self.sizes_of_deletes),
             (LEAVES, self.lengths_of_manifests),
@@ -184,8 +184,9 @@ def _replaced(array: pa.Array, path: Path, values: pa.Array) -> pa.Array:
         return values
     children = [array.field(index) for index in range(array.type.num_fields)]
     child = array.type[path[0]]
-    filled = values if child.nullable else pc.fill_null(values, _FILLERS[child.type.id])
-    children[path[0]] = _replaced(children[path[0]], path[1:], filled)
+    if len(path) == 1 and not child.nullable:
+        values = pc.fill_null(values, _FILLERS[child.type.id])
+    children[path[0]] = _replaced(children[path[0]], path[1:], values)
     return pa.StructArray.from_arrays(children, fields=list(array.type), mask=array.is_null())
 
 

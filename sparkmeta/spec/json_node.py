@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 # The limit guards against gzip bombs. The largest metadata files that users report have 300 MB.
 _MAX_BYTES = 1 << 30
 
@@ -102,7 +102,7 @@ def decompressed(data: bytes, location: str) -> bytes:
     Raises:
         CorruptFileError: It is not a complete gzip file, or decompresses to more than 1 GiB.
     """
-    if not data.startswith(_GZIP):
+    if not data.startswith(GZIP):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:

@@ -12,7 +12,7 @@ import pytest
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import with_field_id
 from sparkmeta.manifests.parquet_file import parquet_bytes
-from sparkmeta.manifests.relocate import Moved
+from sparkmeta.manifests.relocate import MetadataRelocation
 from sparkmeta.manifests.v4.layout import DELETE, ROOT, read_manifest, tree_schema, write_manifest
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.locations import Locations, Relocation
@@ -30,7 +30,7 @@ def lengths_of(paths: pa.Array) -> pa.Array:
     return pc.add(pc.binary_length(paths), 2000).cast(pa.int64())
 
 
-MOVED = Moved(Relocation(OLD, NEW), Locations.of(OLD, 4, 1), sizes_of, lengths_of)
+MOVED = MetadataRelocation(Relocation(OLD, NEW), Locations.of(OLD, 4, 1), sizes_of, lengths_of)
 
 
 def field(name: str, number: int, kind: pa.DataType, *, required: bool = False) -> pa.Field:
