@@ -36,7 +36,7 @@ from sparkmeta.commit.leaves import (
     with_owners,
     write_affiliated,
 )
-from sparkmeta.commit.new_snapshot import LeafCounts
+from sparkmeta.commit.new_snapshot import LeafCounts, blob_loader
 from sparkmeta.commit.next_root import (
     FileKey,
     LoadBlob,
@@ -105,6 +105,7 @@ class RewriteJob:
 
     Attributes:
         name: the beginning of the names of new leaves.
+        left_out: location of a leaf -> ordinals of entries that are not written.
         adoption: converts the entries to entries of another table, in leaves of `adopted`.
         adopted: the format of the other table's leaves.
     """
@@ -113,6 +114,7 @@ class RewriteJob:
     scope: Scope
     reader: ExecutorReader
     name: str
+    left_out: Mapping[str, PositionBitmap] = field(default_factory=dict, kw_only=True)
     adoption: Adoption | None = field(default=None, kw_only=True)
     adopted: LeafFormat | None = field(default=None, kw_only=True)
 
@@ -177,11 +179,19 @@ class RewriteJob:
         parts = leaf_parts(leaves).append_column("record_count", leaves.column("record_count"))
         sources: list[dict[str, Any]] = parts.to_pylist()
         for ordinal, leaf in zip(ordinals, sources, strict=True):
-            dv = dvs.get(leaf["location"])
+            dv = self._mask(leaf["location"], dvs.get(leaf["location"]))
             leaf["dv"] = None if dv is None else dv_row(leaf[MANIFEST], leaf, dv)
             if ordinal not in self.scope.old:
                 leaf["file_format"] = None
         return sources
+
+    def _mask(self, leaf: str, dv: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the manifest DV of a leaf, with the entries that are left out."""
+        if not (left_out := self.left_out.get(leaf)):
+            return dv
+        masked = left_out if dv is None else manifest_dv_bitmap(dv, blob_loader(self.state)).union(left_out)
+        vector = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(masked)}
+        return {"location": None, "deletion_vector": vector, "record_count": masked.cardinality}
 
     def _bin(self, number: int, group: Group, leaves: Sequence[int], *, files: bool = True) -> dict[str, Any]:
         return {

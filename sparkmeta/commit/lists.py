@@ -20,7 +20,14 @@ from sparkmeta.entries.live import estimated_entry_counts
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.expr.arrays import whole
-from sparkmeta.manifests.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
+from sparkmeta.manifests.manifest_tasks import (
+    GROUP,
+    GROUP_MANIFEST_SCHEMA,
+    LEFT_OUT,
+    REMOVED,
+    UNIT_SCHEMA,
+    RewriteTasks,
+)
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.sorted_manifests import added_entries, manifest_pieces, packed, spread
 from sparkmeta.operations.table_operations import metadata_folder
@@ -196,6 +203,18 @@ class ManifestRewriter:
         affected = manifests.filter(pc.is_in(manifests.column("manifest_path"), paths))
         return self._written([affected.slice(index, 1) for index in range(len(affected))], removed)
 
+    def corrected(self, manifests: pa.Table, left_out: Mapping[str, PositionBitmap]) -> pa.Table:
+        """Rewrite each manifest, and return the rows of the new manifests in order. Raises as `without_entries` does.
+
+        Live entries become EXISTING. Entries that are left out become no DELETED entries: their files stay in the
+        table. New rows have the counts and partition summaries of the entries.
+
+        Args:
+            manifests: rows of `MANIFEST_FILE_SCHEMA`.
+            left_out: manifest location -> ordinals of entries to leave out.
+        """
+        return self._written([manifests.slice(index, 1) for index in range(len(manifests))], {}, left_out)
+
     def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
         """Merge each group of manifests into one manifest, and return the rows of the new manifests.
 
@@ -208,15 +227,21 @@ class ManifestRewriter:
         """
         return self._written(groups, {})
 
-    def _written(self, groups: Sequence[pa.Table], removed: Mapping[str, PositionBitmap]) -> pa.Table:
+    def _written(
+        self,
+        groups: Sequence[pa.Table],
+        removed: Mapping[str, PositionBitmap],
+        left_out: Mapping[str, PositionBitmap] | None = None,
+    ) -> pa.Table:
         if not groups:
             return MANIFEST_FILE_SCHEMA.empty_table()
         state, name, forms = self.state, self.names.file("m"), {}
         for content, spec_id in {(_first(group, "content"), _first(group, "partition_spec_id")) for group in groups}:
             kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
             forms[content, spec_id] = manifest_format(state, kind, spec_id, name)
+        ordinals = {REMOVED: removed, LEFT_OUT: left_out or {}}
         units = pa.Table.from_pylist(
-            [self._unit(number, group, removed) for number, group in enumerate(groups)], schema=UNIT_SCHEMA
+            [self._unit(number, group, ordinals) for number, group in enumerate(groups)], schema=UNIT_SCHEMA
         )
         tasks = RewriteTasks(task_reader(state), forms, self.names.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
@@ -227,15 +252,20 @@ class ManifestRewriter:
                 written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()
         return self.names.noted(written.cast(GROUP_MANIFEST_SCHEMA).sort_by(GROUP).drop_columns([GROUP]))
 
-    def _unit(self, number: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
+    def _unit(
+        self, number: int, group: pa.Table, ordinals: Mapping[str, Mapping[str, PositionBitmap]]
+    ) -> dict[str, Any]:
         state = self.state
         manifests = manifests_of_list(group, state.types.spec_fields, state.metadata.location)
         content, spec_id = _first(group, "content"), _first(group, "partition_spec_id")
         refuse_rewrite(manifests, spec_id, state)
         sources = []
         for row in whole_manifests(manifests).to_pylist():
-            ordinals = removed.get(row["location"])
-            sources.append(row | {REMOVED: None if ordinals is None else write_deletion_vector(ordinals)})
+            bitmaps = {name: of_manifest.get(row["location"]) for name, of_manifest in ordinals.items()}
+            vectors = {
+                name: None if bitmap is None else write_deletion_vector(bitmap) for name, bitmap in bitmaps.items()
+            }
+            sources.append(row | vectors)
         return {GROUP: number, "content": content, "spec_id": spec_id, "sources": sources}
 
 

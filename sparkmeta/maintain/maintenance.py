@@ -24,6 +24,7 @@ from sparkmeta.maintain.health_findings import HealthOptions
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans import OrphanOptions, OrphanPlan, plan_orphans
 from sparkmeta.maintain.partition_statistics import PartitionStatsOptions, PartitionStatsPlan, plan_partition_stats
+from sparkmeta.maintain.repair import RepairOptions, RepairPlan, plan_repair
 from sparkmeta.maintain.rewrite_data_files import DataRewritePlan, plan_data_rewrite
 from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions, DeleteRewritePlan, plan_delete_rewrite
@@ -205,6 +206,33 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
         return plan_orphans(self.table, options)
+
+    @takes_options(RepairOptions)
+    def repair(self, options: RepairOptions) -> RepairPlan[TableT]:
+        """Plan to mend damage: files that are gone, and entries that contradict their files or each other.
+
+        Without `kinds`, the plan says what is wrong and what would be lost, and mends nothing. With `kinds`, it looks
+        for these only, and its `commit` mends them. Executors ask the store for each file. For unreadable-data-files,
+        wrong-counts and wrong-statistics, they read the footers of Parquet files, and all of ORC and Avro files.
+
+        - lost-manifests: manifests, lists and roots of any snapshot that are gone or unreadable. A manifest of the
+          branch's head leaves the table with its files. If the head's list or root is lost, the branch goes back to the
+          newest earlier snapshot that is complete. Other damaged snapshots leave the table, unless a branch or tag
+          refers to them.
+        - lost-data-files, unreadable-data-files: their rows are lost.
+        - lost-delete-files: the rows that they delete come back.
+        - wrong-sizes, wrong-counts, wrong-statistics: entries that contradict their files, or have inverted bounds.
+        - repeated-files: files with several entries, whose rows are read several times.
+        - dangling-deletes: see `remove_dangling_deletes`.
+        - wrong-manifest-counts: manifests with other counts, lengths or partition summaries than the list or root says.
+        - version-hint: the hint file of a table in a folder names another version.
+
+        Raises:
+            ValidationError: an option is out of range, or the branch is unknown.
+            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
+                Spark's sources can open its files.
+        """
+        return plan_repair(self.table, options)
 
     @takes_options(PartitionStatsOptions)
     def compute_partition_stats(self, options: PartitionStatsOptions) -> PartitionStatsPlan[TableT]:

@@ -268,7 +268,7 @@ def manifests_of_snapshots(state: TableState) -> Relation:
 def _listed(state: TableState, expired: Collection[int]) -> Relation:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
     reader = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
-    lists = _snapshots(state.metadata, expired)
+    lists = snapshot_lists(state.metadata, expired)
     inline = pa.Table.from_batches(_inline_lists(state.metadata, expired), LISTED)
     are_few, tasks = partial(few_lists, state, MOST_ENTRIES), partial(read_tasks, files=len(lists), size=0)
     rows = mapped_files(lists, lambda _: reader, LISTED, state, are_few=are_few, tasks=tasks)
@@ -281,7 +281,8 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     return _columns(grouped(rows, sql.columns(*keys), aggregates), LISTED.names)
 
 
-def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+def snapshot_lists(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    """Return the manifest lists and roots of snapshots, as `SNAPSHOTS`, without lists inside the metadata file."""
     rows = [
         {
             "snapshot_id": snapshot.snapshot_id,

@@ -330,7 +330,7 @@ class _ManifestStep(RewriteStep):
         if self.written is None:
             groups = tracked(self.groups, ManifestRewritePlan._doing, head.sessions)
             self.written = [self._write(group) for group in groups]
-        planned, current = _inherited(self.planned_on), _inherited(head)
+        planned, current = inherited(self.planned_on), inherited(head)
         same_version = head.metadata.format_version == self.planned_on.metadata.format_version
         fitting = [
             (group, manifests)
@@ -352,7 +352,7 @@ class _ManifestStep(RewriteStep):
         return self.names.noted(write_group(self.planned_on, group, self.options, self.names.file("m")))
 
 
-def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
+def inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
     """Return the content, spec and inherited values of each manifest of a snapshot, by path."""
     names = ("manifest_path", "partition_spec_id", "content", "added_snapshot_id", "sequence_number", "first_row_id")
     rows = zip(*(state.manifest_files.column(name).to_pylist() for name in names), strict=True)

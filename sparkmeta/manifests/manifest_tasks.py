@@ -21,19 +21,27 @@ from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries
-from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, manifest_pieces, task_rows
+from sparkmeta.manifests.sorted_manifests import (
+    SortedManifests,
+    added_entries,
+    existing_entries,
+    manifest_pieces,
+    task_rows,
+)
 from sparkmeta.manifests.v4.convert import TableMatch, added_version, content_columns
 from sparkmeta.manifests.v4.layout import checked_table
 from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.spec.bitmap import read_inline_vector
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 
 # -- Rewrite and merge Avro manifests ---------------------------------------------------------------------------------
 
 
-GROUP, REMOVED = "group", "removed"
-_SOURCE = pa.struct([*PART_SCHEMA, pa.field(REMOVED, pa.binary())])
+GROUP, REMOVED, LEFT_OUT = "group", "removed", "left_out"
+# A manifest with the ordinals of the entries that are removed, and of the ones that are left out.
+_SOURCE = pa.struct([*PART_SCHEMA, *(pa.field(name, pa.binary()) for name in (REMOVED, LEFT_OUT))])
 # A manifest to write and the manifests that its entries come from.
 UNIT_SCHEMA = pa.schema(
     [
@@ -75,11 +83,42 @@ class RewriteTasks:
         return unit[GROUP], write_manifest(pa.Table.from_batches(batches), form)
 
     def _entries(self, form: ManifestFormat, source: Mapping[str, Any], data: Data) -> Iterator[pa.RecordBatch]:
-        vector = source[REMOVED]
-        removed = None
-        if vector is not None:
-            removed = RemovedEntries(read_inline_vector(vector, source["location"]), self.snapshot_id)
-        return encoded_entries(data, part_of(source), form.projection, form, removed, self.snapshot_id)
+        removed, left_out = (
+            None if source[name] is None else read_inline_vector(source[name], source["location"])
+            for name in (REMOVED, LEFT_OUT)
+        )
+        marked = None if removed is None else RemovedEntries(removed, self.snapshot_id)
+        return encoded_entries(data, part_of(source), form.projection, form, marked, self.snapshot_id, left_out)
+
+
+@dataclass(frozen=True)
+class ExistingTasks:
+    """Writes live entries to manifests as EXISTING entries. Picklable.
+
+    Attributes:
+        forms: manifest content and spec id -> the format of new manifests.
+    """
+
+    forms: Mapping[tuple[int, int], ManifestFormat]
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write live entries with all columns of manifests, and yield rows of `MANIFEST_FILE_SCHEMA`."""
+        entries = pa.Table.from_batches([*batches]) if (batches := [*batches]) else None
+        if entries is None or not len(entries):
+            return
+        writer = next(iter(self.forms.values())).writer
+        for _, row in put_behind(self._encoded(entries.combine_chunks()), writer, "manifest_path"):
+            yield from row.to_batches()
+
+    def _encoded(self, entries: pa.Table) -> Iterator[tuple[None, tuple[bytes, pa.Table]]]:
+        contents = pc.not_equal(entries.column("content_type"), int(ContentType.DATA)).cast(pa.int32())
+        for content, spec_id in sorted(self.forms):
+            is_in_form = pc.equal(entries.column("partition_spec_id"), spec_id)
+            of_form = entries.filter(pc.and_(is_in_form, pc.equal(contents, content)))
+            form = self.forms[content, spec_id]
+            for batch in of_form.combine_chunks().to_batches():
+                for piece in manifest_pieces(pa.Table.from_batches([existing_entries(batch, form)]), form):
+                    yield None, write_manifest(piece, form)
 
 
 # -- Sort the live entries of Avro manifests ------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import fastavro
@@ -51,13 +50,9 @@ class RemovedEntries:
     ordinals: PositionBitmap
     snapshot_id: int
 
-    @cached_property
-    def _positions(self) -> np.ndarray[Any, Any]:
-        return np.concatenate([np.empty(0, np.int64), *self.ordinals.positions()])
-
     def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return entries. The removed ones have the status and snapshot id of the removal in `version_info`."""
-        is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
+        is_removed = pa.array(is_among(batch.column(ORDINAL), self.ordinals))
         info = batch.column("version_info")
         values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}
         fields = {
@@ -67,6 +62,11 @@ class RemovedEntries:
         return with_version_info(batch, **fields)
 
 
+def is_among(ordinals: pa.Array, bitmap: PositionBitmap) -> np.ndarray[Any, Any]:
+    """Return which ordinals are in a bitmap."""
+    return np.isin(ordinals.to_numpy(), np.concatenate([np.empty(0, np.int64), *bitmap.positions()]))
+
+
 def encoded_entries(
     data: Data,
     part: ManifestPart,
@@ -74,6 +74,7 @@ def encoded_entries(
     form: ManifestFormat,
     removed: RemovedEntries | None = None,
     changed_by: int | None = None,
+    left_out: PositionBitmap | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the live entries of a manifest's part in physical order: rows of the projection, and `entry`.
 
@@ -84,6 +85,7 @@ def encoded_entries(
         projection: the projection of `form`, and more columns.
         removed: the entries that the new manifest's snapshot removes.
         changed_by: a snapshot whose ADDED and DELETED entries keep their status.
+        left_out: ordinals of entries to leave out.
 
     Raises:
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
@@ -99,7 +101,7 @@ def encoded_entries(
         from sparkmeta.avro.program import compiled_records
 
         for first_ordinal, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
-            batch, indices = _entries_to_write(builder, first_ordinal, records, removed, changed_by)
+            batch, indices = _entries_to_write(builder, first_ordinal, records, removed, changed_by, left_out)
             numbers = _numbers(batch, form)
             entries = records.copied(indices, numbers, divided=copying.divided, zeros=copying.zeros)
             yield batch.append_column(ENTRY, _with_status(entries, batch))
@@ -107,20 +109,28 @@ def encoded_entries(
     encoder = _Encoder(schema, form, part.location)
     for first_ordinal, rows in record_batches(data, blocks, header, schema, None, part.location):
         avro_records = AvroRecords(rows, schema, part.location, few_keys=True)
-        batch, indices = _entries_to_write(builder, first_ordinal, avro_records, removed, changed_by)
+        batch, indices = _entries_to_write(builder, first_ordinal, avro_records, removed, changed_by, left_out)
         entries = encoder.entries([rows[index] for index in indices], _numbers(batch, form))
         yield batch.append_column(ENTRY, _with_status(entries, batch))
 
 
 def _entries_to_write(
-    builder: EntryBuilder, first_ordinal: int, records: Any, removed: RemovedEntries | None, changed_by: int | None
+    builder: EntryBuilder,
+    first_ordinal: int,
+    records: Any,
+    removed: RemovedEntries | None,
+    changed_by: int | None,
+    left_out: PositionBitmap | None,
 ) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
     """Return the entries for the new manifest, with their status in it, and their indices among the records."""
     batch = builder.batch(pa.array(np.arange(first_ordinal, first_ordinal + len(records))), records)
     info = batch.column("version_info")
     status = pc.struct_field(info, "status")
     is_changed = pc.fill_null(pc.equal(pc.struct_field(info, "snapshot_id"), changed_by), False)
-    indices = np.flatnonzero(pc.or_(is_live(batch), is_changed).to_numpy(False))
+    is_written = pc.or_(is_live(batch), is_changed).to_numpy(False)
+    if left_out is not None:
+        is_written = is_written & ~is_among(batch.column(ORDINAL), left_out)
+    indices = np.flatnonzero(is_written)
     status = pc.if_else(is_changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
     batch = with_version_info(batch, status=status)
     chosen = batch if len(indices) == len(batch) else batch.take(pa.array(indices))

@@ -338,6 +338,12 @@ def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: in
     return _with_entry(stamped, form)
 
 
+def existing_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
+    """Return live entries as EXISTING ones with their numbers, and the column `entry`; see `added_entries`."""
+    status = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), len(entries))
+    return _with_entry(with_version_info(entries, status=status), form)
+
+
 def _with_entry(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
     names = [name for name in _SORTED if name in entries.schema.names]
     return entries.select(names).append_column(ENTRY, encode_entries(entries, form))

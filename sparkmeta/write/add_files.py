@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -26,13 +26,14 @@ from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.snapshot.search import live_manifests
-from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.spec.metrics_modes import FULL, metrics_modes
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.reading import location_key
 from sparkmeta.write.existing_tasks import (
     FILE_PATH,
     IS_MISSING,
+    IS_UNREADABLE,
     NEEDS_MAPPING,
     ExistingFiles,
     FileField,
@@ -151,18 +152,32 @@ def describe_files(
     with translated_errors():
         described = checkpointed(map_arrow(path_rows.repartition(parts), tasks.describe, tasks.schema))
     needs_mapping = _needs_mapping(described)
-    return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, PROBLEM), needs_mapping)
+    return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, IS_UNREADABLE, PROBLEM), needs_mapping)
 
 
-def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFiles:
-    """Return the tasks that describe existing files; see `describe_files`.
+def measured_files(state: TableState, *, full_bounds: bool) -> ExistingFiles:
+    """Return the tasks that measure data files of a table, whose partitions are known.
+
+    Args:
+        full_bounds: whether bounds are not truncated. Otherwise, the table's properties say which metrics there are.
+
+    Raises:
+        UnsupportedError: tasks can't open the table's files.
+    """
+    files = existing_files(state, check_other_tables=False, full_bounds=full_bounds)
+    partitions = FilePartitions((), {}, {}, {}, case_sensitive=True)
+    return replace(files, partitions=partitions, partition=None, tuple_indices=())
+
+
+def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: bool = False) -> ExistingFiles:
+    """Return the tasks that describe existing files; see `describe_files` and `measured_files`.
 
     Raises:
         UnsupportedError: tasks can't open the table's files.
     """
     metadata, types = state.metadata, state.types
     schema, spec = metadata.schema(), metadata.spec()
-    modes = metrics_modes(metadata, schema)
+    modes = dict.fromkeys(schema.field_ids, FULL) if full_bounds else metrics_modes(metadata, schema)
     written = written_columns(schema)
     columns = tuple(map(projected_column, schema.fields))
     names_by_id: dict[int, set[str]] = {}

@@ -388,10 +388,13 @@ def _array(values: Sequence[Any], type_name: str) -> pa.Array:
 FILE_PATH: Final = "file_path"
 NEEDS_MAPPING: Final = "needs_name_mapping"
 IS_MISSING: Final = "is_missing"
+IS_UNREADABLE: Final = "is_unreadable"
 
 _SUFFIXES: Final = {"parquet": "PARQUET", "orc": "ORC", "avro": "AVRO"}
 _MAGIC: Final = {b"PAR1": "PARQUET", b"ORC": "ORC", b"Obj\x01": "AVRO"}
 _BATCH_FILES: Final = 256
+# The `field` of errors of files that can't be read.
+_CONTENT: Final = "content"
 
 
 @dataclass(frozen=True)
@@ -428,8 +431,8 @@ class ExistingFiles:
     @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the results: `files_schema`, whether a file needs a name mapping, and its problem, if any."""
-        schema = files_schema(self.partition).append(pa.field(NEEDS_MAPPING, pa.bool_()))
-        return schema.append(pa.field(IS_MISSING, pa.bool_())).append(pa.field(PROBLEM, pa.string()))
+        flags = [pa.field(name, pa.bool_()) for name in (NEEDS_MAPPING, IS_MISSING, IS_UNREADABLE)]
+        return pa.schema([*files_schema(self.partition), *flags, pa.field(PROBLEM, pa.string())])
 
     def describe(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row of `schema` for each path in the `FILE_PATH` column of the batches."""
@@ -445,7 +448,7 @@ class ExistingFiles:
         file_format = None
         try:
             self._refuse_location(location)
-            with translated_read_errors(location):
+            with translated_read_errors(location, _CONTENT):
                 file_format = self._format(location)
                 if file_format == "PARQUET":
                     return self._of_footer(location, layouts)
@@ -455,7 +458,8 @@ class ExistingFiles:
         except (ValidationError, UnsupportedError) as error:
             is_type = isinstance(error, CorruptFileError) and error.field.startswith(TYPE_OF_COLUMN)
             hint = f": {conversion(location, file_format)}" if is_type and file_format else ""
-            return _Described(location, problem=f"{error}{hint}")
+            is_unreadable = isinstance(error, CorruptFileError) and error.field == _CONTENT
+            return _Described(location, problem=f"{error}{hint}", is_unreadable=is_unreadable)
 
     def _refuse_location(self, location: str) -> None:
         if not scheme(location) and not location.startswith("/"):
@@ -598,6 +602,7 @@ class ExistingFiles:
             "sort_order_id": [0] * len(files),
             NEEDS_MAPPING: [file.needs_mapping for file in files],
             IS_MISSING: [file.is_missing for file in files],
+            IS_UNREADABLE: [file.is_unreadable for file in files],
             PROBLEM: [file.problem for file in files],
         }
         arrays = []
@@ -634,6 +639,7 @@ class _Described:
     maps: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     problem: str | None = None
     is_missing: bool = False
+    is_unreadable: bool = False
 
 
 def _refuse_types(file: DataFile, sources: Sequence[Source], location: str, file_format: str) -> None:

@@ -1,0 +1,241 @@
+"""Mend the damage of a table: the options, the plan, and the steps of its commit.
+
+Entries are corrected first, by their positions in manifests. Then files are removed, by their paths. Snapshots that
+can't be read leave the table last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkmeta.checks import Rule, are_texts, option
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.new_snapshot import branch_head
+from sparkmeta.commit.options import BranchOptions
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
+from sparkmeta.commit.write_target import WriteTarget
+from sparkmeta.entries.relation import collected, computed, distinct_rows, frame_of, grouped, has_rows, where
+from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.maintain.damage import DamageSearch
+from sparkmeta.maintain.dangling_deletes import refuse_rewrite
+from sparkmeta.maintain.orphan_tasks import inventory_files
+from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
+from sparkmeta.maintain.repair_steps import (
+    Corrected,
+    ListRepair,
+    LostManifests,
+    LostSnapshots,
+    Rollback,
+    TreeRepair,
+)
+from sparkmeta.maintain.repair_tasks import Damage
+from sparkmeta.operations.metadata_files import version_of
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.progress import planning
+from sparkmeta.snapshot.state import task_reader
+from sparkmeta.spec.metadata import ancestors_of
+from sparkmeta.spec.summary import summary_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.attempts import Step
+    from sparkmeta.entries.relation import Relation
+
+_KINDS: Final = tuple(kind.value for kind in Damage)
+_CORRECTED: Final = frozenset({Damage.SIZES, Damage.COUNTS, Damage.STATISTICS})
+_REMOVED: Final = frozenset({Damage.DATA, Damage.DELETES, Damage.UNREADABLE})
+
+
+# -- The options and numbers ------------------------------------------------------------------------------------------
+
+
+def _are_kinds(values: Any) -> bool:
+    return are_texts(values) and 0 < len(set(values)) == len([*values]) and {*values} <= {*_KINDS}
+
+
+@dataclass(frozen=True)
+class RepairOptions(BranchOptions):
+    """See `Maintenance.repair`."""
+
+    kinds: Sequence[str] | None = option(
+        None,
+        "the kinds of damage to look for and to mend. Without them, all kinds are looked for, and nothing is mended.",
+        Rule(f"kinds of damage, each once: {', '.join(_KINDS)}", _are_kinds),
+    )
+    _: KW_ONLY
+    files: DataFrame | None = option(
+        None,
+        "an inventory to use instead of a request for each file: file_path (string), last_modified (timestamp) and, if "
+        "known, size (bigint).",
+    )
+
+
+@dataclass(frozen=True)
+class RepairSummary(SnapshotPlanSummary):
+    """The damage of a table in numbers; `str` formats them.
+
+    Attributes:
+        damage: kind of damage -> the number of damaged files, entries or manifests.
+        lost_rows: the rows of data files and manifests that leave the table, including deleted rows.
+        lost_deletes: the deletes of lost delete files that leave the table. The rows that they delete come back.
+        lost_snapshots: the snapshots that can't be read completely.
+        checks_entries: whether entries were compared with files. They are not before lost manifests are mended.
+        mends: whether `commit` mends the damage.
+    """
+
+    damage: Mapping[str, int]
+    lost_rows: int
+    lost_deletes: int
+    lost_snapshots: tuple[int, ...]
+    checks_entries: bool
+    mends: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.damage
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: no damage"
+        lines = [f"{self.table}: is damaged" + ("" if self.mends else "; name kinds of damage to mend them")]
+        if self.lost_rows:
+            lines.append(f"  {self.lost_rows} rows are lost")
+        if self.lost_deletes:
+            lines.append(f"  {self.lost_deletes} deletes are lost, so that rows come back")
+        if self.lost_snapshots:
+            lines.append(f"  snapshots that can't be read: {', '.join(map(str, self.lost_snapshots))}")
+        lines += [f"  {kind}: {number}" for kind, number in self.damage.items()]
+        if not self.checks_entries:
+            lines.append("  files were not looked at: mend lost-manifests first, and plan again")
+        return "\n".join(lines)
+
+
+# -- The plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RepairPlan(SnapshotPlan[TableT]):
+    """A plan to mend damage, carried out by `commit`.
+
+    `commit` raises ValidationError if the plan has found damage, and no kinds of damage were named. It raises
+    CommitConflictError if other commits have changed damaged manifests or removed damaged files.
+
+    Attributes:
+        options: the options.
+    """
+
+    _doing = "Mending the table"
+
+    options: RepairOptions
+
+    def to_df(self) -> DataFrame:
+        """Return a row for each damaged file, entry or manifest. May run jobs.
+
+        Columns: damage (its kind), content ("data file", "position delete file", "equality delete file", "manifest",
+        "manifest list", "root", "version hint"), file_path, problem, mending (what `commit` does), lost_records (the
+        rows or deletes that are lost; null if unknown), snapshot_id (of a lost manifest), content_offset (of a deletion
+        vector), manifest_path and manifest_pos (of an entry).
+        """
+        return frame_of(self._search.rows, self._state)
+
+    @planning
+    def summary(self) -> RepairSummary:
+        """Return the damage in numbers. Runs the jobs of `to_df`."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> RepairSummary:
+        search = self._search
+        counted = grouped(
+            search.rows,
+            sql.columns("damage"),
+            [sql.call("sum", 1).alias("files"), sql.call("sum", sql.col("lost_records")).alias("records")],
+        )
+        rows = {row["damage"]: row for row in collected(counted).to_pylist()}
+        lost = {kind: rows[kind]["records"] or 0 for kind in rows}
+        of_rows = (Damage.DATA, Damage.UNREADABLE, Damage.MANIFESTS)
+        return RepairSummary(
+            self.table.full_name,
+            self._snapshot_id,
+            {kind: rows[kind]["files"] for kind in _KINDS if kind in rows},
+            sum(lost.get(kind, 0) for kind in of_rows),
+            lost.get(Damage.DELETES, 0),
+            tuple(sorted(search.damaged_snapshots)),
+            search.reads_entries,
+            self.options.kinds is not None,
+        )
+
+    @cached_property
+    def _search(self) -> DamageSearch:
+        kinds = frozenset(map(Damage, _KINDS if self.options.kinds is None else self.options.kinds))
+        return DamageSearch(self._state, self.table.metadata_location, kinds, self.options.files)
+
+    def _commit(self) -> TableT:
+        summary = self.summary()
+        if summary.is_empty:
+            return self.table
+        if not summary.mends:
+            problem = f"it has {', '.join(summary.damage)}"
+            raise ValidationError(f"{self.table.full_name}: {problem}: name the kinds of damage to mend")
+        with translated_errors():
+            steps = [*self._steps()]
+        mended = commit_steps(self.table, steps) if steps else self.table
+        for row in collected(self._of({Damage.HINT})).to_pylist():
+            self._state.files.overwrite(row["file_path"], str(version_of(mended.metadata_location)).encode())
+        return mended
+
+    def _of(self, kinds: Iterable[Damage]) -> Relation:
+        return where(self._search.rows, sql.col("damage").isin(sorted(kind.value for kind in kinds)))
+
+    def _steps(self) -> Iterator[Step]:
+        """Yield the steps of the commit in order."""
+        search, state = self._search, self._state
+        branch, properties = self.options.branch, summary_properties(self.options.snapshot_properties)
+        if not search.has_list:
+            yield self._rollback()
+        elif search.lost_manifests:
+            yield LostManifests(branch, properties, search.lost_manifests)
+        else:
+            corrected = Corrected.of(
+                search, self._of(_CORRECTED), self._of({Damage.REPEATED}), self._of({Damage.LISTED})
+            )
+            if corrected.manifests:
+                step_type = ListRepair if state.tree is None else TreeRepair
+                yield step_type(branch, properties, corrected)
+            for kinds in (_REMOVED, {Damage.DANGLING}):
+                files = computed(distinct_rows(self._of(kinds), ["file_path", "content_offset"]))
+                if has_rows(files):
+                    step = SnapshotStep(state, WriteTarget(branch), dict(properties))
+                    update = SnapshotUpdate(step)
+                    _ = update.delete(files) if kinds is _REMOVED else update.rewrite(files)
+                    yield step
+        if search.damaged_snapshots:
+            yield LostSnapshots(search.damaged_snapshots)
+
+    def _rollback(self) -> Rollback:
+        metadata, damaged = self._state.metadata, self._search.damaged_snapshots
+        assert self._snapshot_id is not None
+        for snapshot in ancestors_of(metadata, self._snapshot_id):
+            if snapshot.snapshot_id not in damaged:
+                return Rollback(self.options.branch, self._snapshot_id, snapshot.snapshot_id)
+        raise ValidationError(
+            f"{self.table.full_name}: the manifest list of branch {self.options.branch} is lost, and no earlier "
+            "snapshot of the branch can be read: restore one of their files"
+        )
+
+
+def plan_repair(table: TableT, options: RepairOptions) -> RepairPlan[TableT]:
+    """See `Maintenance.repair`."""
+    options.check()
+    if options.kinds is not None:
+        refuse_read_only(table)
+    refuse_rewrite(table.metadata)
+    task_reader(table.state)
+    if options.files is not None:
+        inventory_files(options.files)
+    return RepairPlan(table, branch_head(table.state, options.branch), options)

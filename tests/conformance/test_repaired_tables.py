@@ -1,0 +1,73 @@
+"""Tables that other libraries wrote: sound ones have no damage, and damaged copies are mended as Java sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+import sparkmeta as sm
+from sparkmeta.storage.location import local_path
+from tests.conformance.test_moved_tables import LACKING, NAMES, UNREAD, move
+from tests.peers import corpus as peers
+from tests.peers.slices import slice_of
+from tests.rows.comparison import row_texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.peers.corpus import Corpus
+
+# Tables that lack files, or have delete files that are not newer than any data file.
+DAMAGED = (*LACKING, "spec_name_clash", "data_rewritten", "equality_across_specs")
+SOUND = [name for name in peers.names(without=("made_up", "encrypted")) if not name.startswith(DAMAGED)]
+WITH_FILES = [name for name in NAMES if not name.startswith((*DAMAGED, *UNREAD)) and not name.endswith("_v4")]
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", slice_of(SOUND))
+def test_sound_tables_have_no_damage(name: str, corpus: Corpus, spark: SparkSession) -> None:
+    table = sm.load_table(corpus.table(name).metadata_location, spark=spark)
+    if table.metadata.format_version == 4:
+        with pytest.raises(sm.UnsupportedError, match="format version 4"):
+            table.maintenance.repair()
+    else:
+        assert table.maintenance.repair().to_df().collect() == []
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", slice_of(WITH_FILES))
+def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Path) -> None:
+    """The rows of other files are as Java read them before the damage."""
+    peer = corpus.table(name)
+    if "not_spark" in peer.recipe.tags:
+        pytest.skip("Iceberg's Spark integration lacks a type of the table")
+    copied = move(sm.load_table(peer.metadata_location, spark=spark), f"file://{corpus.folder}", tmp_path / "copy")
+    table = sm.load_table(copied.metadata.location, spark=spark)
+    paths = sorted(table.inspect.arrow.data_files()["file_path"].to_pylist())
+    lost, cut = paths[:1], paths[1:2]
+    if not lost:
+        pytest.skip("the table is empty")
+    before = corpus.java.table(table.metadata_location, "before").rows(columns=("*", "_file AS file_of_the_row"))
+    expected = row_texts(before.where(~F.col("file_of_the_row").isin(lost + cut)).drop("file_of_the_row"))
+    lost_rows = {path: count_of(table, path) for path in lost + cut}
+    for path in lost:
+        Path(local_path(path)).unlink()
+    for path in cut:
+        data = Path(local_path(path)).read_bytes()
+        Path(local_path(path)).write_bytes(data[: len(data) // 2])
+    kinds = ["lost-data-files", "unreadable-data-files"]
+    plan = table.maintenance.repair(kinds)
+    assert {row.file_path: row.lost_records for row in plan.to_df().collect()} == lost_rows
+    assert plan.summary().lost_rows == sum(lost_rows.values())
+    mended = plan.commit()
+    assert row_texts(corpus.java.table(mended.metadata_location, "mended").rows()) == expected
+    assert row_texts(mended.scan().to_df()) == expected
+    assert mended.maintenance.repair(kinds).summary().is_empty
+
+
+def count_of(table: sm.Table, path: str) -> int:
+    files = table.inspect.arrow.data_files()
+    return dict(zip(files["file_path"].to_pylist(), files["record_count"].to_pylist(), strict=True))[path]
