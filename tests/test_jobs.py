@@ -89,6 +89,7 @@ TREE_JOBS: dict[str, tuple[list[str], Callable[[dict[str, Any]], bool]]] = {
     "remove_dangling_deletes.py": ([], lambda result: result["plan"]["manifests"] == 0),
     "remove_orphan_files.py": ([], lambda result: result["plan"]["files"] == {}),
     "convert_equality_deletes.py": ([], lambda result: result["plan"]["equality_delete_files"] == 0),
+    "repair.py": (["--kinds", "lost-data-files"], lambda result: result["plan"]["damage"] == {}),
     "rewrite_position_delete_files.py": ([], lambda result: result["plan"]["position_delete_files"] == 0),
 }
 

@@ -229,6 +229,7 @@ def test_plans_are_shown_without_metadata(table: sm.Table) -> None:
         maintenance.expire_snapshots(),
         maintenance.remove_orphan_files(),
         maintenance.downgrade(3),
+        maintenance.repair(),
         maintenance.rewrite_table_path(table.location(), "s3://elsewhere/t"),
     ):
         assert table.metadata_location in repr(plan)

@@ -405,6 +405,19 @@ OPERATIONS = {
         _DELETES,
         "equality delete files to convert",
     ),
+    "repair": MaintenanceCommand(
+        "Find damage: files that are gone, and entries that contradict their files or each other.\n\n`--kinds` names "
+        "the kinds to mend.",
+        _metadata_written,
+        (
+            TextColumn("damage"),
+            TextColumn("content"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("problem"),
+            TextColumn("lost", "lost_records", "count"),
+        ),
+        "damaged files, entries and manifests",
+    ),
     "rewrite_table_path": MaintenanceCommand(
         "Write a table's metadata for another location, and list the files to copy there.\n\nThe table itself does not "
         "change.",

@@ -198,7 +198,7 @@ _MAINTENANCE: Final = {
     "expire_snapshots": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
     "remove_dangling_deletes": _PLAN, "rewrite_position_delete_files": _PLAN, "rewrite_manifests": _COMMIT,
     "convert_equality_deletes": _PLAN, "compact_manifests": _COMMIT, "compute_partition_stats": _PLAN,
-    "compute_table_stats": _PLAN, "rewrite_table_path": _PLAN,
+    "compute_table_stats": _PLAN, "rewrite_table_path": _PLAN, "repair": _PLAN,
     "upgrade": _NOTHING, "undo_upgrade": _NOTHING, "downgrade": _PLAN, "convert_tree": _COMMIT,
 }  # fmt: skip
 

@@ -166,7 +166,9 @@ def measured_files(state: TableState, *, full_bounds: bool) -> ExistingFiles:
     """
     files = existing_files(state, check_other_tables=False, full_bounds=full_bounds)
     partitions = FilePartitions((), {}, {}, {}, case_sensitive=True)
-    return replace(files, partitions=partitions, partition=None, tuple_indices=())
+    # Files may have columns that the table has dropped since.
+    columns = replace(files.columns, refuses_others=False)
+    return replace(files, columns=columns, partitions=partitions, partition=None, tuple_indices=())
 
 
 def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: bool = False) -> ExistingFiles:

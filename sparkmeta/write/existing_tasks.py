@@ -393,8 +393,8 @@ IS_UNREADABLE: Final = "is_unreadable"
 _SUFFIXES: Final = {"parquet": "PARQUET", "orc": "ORC", "avro": "AVRO"}
 _MAGIC: Final = {b"PAR1": "PARQUET", b"ORC": "ORC", b"Obj\x01": "AVRO"}
 _BATCH_FILES: Final = 256
-# The `field` of errors of files that can't be read.
-_CONTENT: Final = "content"
+# How the `field` of errors begins that are about the columns of a file which can be read.
+_OF_COLUMNS: Final = ("column", "field id of column", TYPE_OF_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ class ExistingFiles:
         file_format = None
         try:
             self._refuse_location(location)
-            with translated_read_errors(location, _CONTENT):
+            with translated_read_errors(location):
                 file_format = self._format(location)
                 if file_format == "PARQUET":
                     return self._of_footer(location, layouts)
@@ -458,7 +458,7 @@ class ExistingFiles:
         except (ValidationError, UnsupportedError) as error:
             is_type = isinstance(error, CorruptFileError) and error.field.startswith(TYPE_OF_COLUMN)
             hint = f": {conversion(location, file_format)}" if is_type and file_format else ""
-            is_unreadable = isinstance(error, CorruptFileError) and error.field == _CONTENT
+            is_unreadable = isinstance(error, CorruptFileError) and not error.field.startswith(_OF_COLUMNS)
             return _Described(location, problem=f"{error}{hint}", is_unreadable=is_unreadable)
 
     def _refuse_location(self, location: str) -> None:

@@ -304,6 +304,7 @@ class TableColumns:
         all_names: field id -> all names that the column has had.
         leaves: the columns that have metrics.
         sized: the ids of all primitive columns that have metrics.
+        refuses_others: whether files may have no columns that the table lacks.
     """
 
     columns: tuple[IcebergColumn, ...]
@@ -311,6 +312,7 @@ class TableColumns:
     all_names: Mapping[int, frozenset[str]]
     leaves: tuple[MeasuredColumn, ...]
     sized: frozenset[int]
+    refuses_others: bool = True
 
     def sources(
         self, columns: Sequence[IcebergColumn], location: str, in_folders: frozenset[int]
@@ -334,7 +336,8 @@ class TableColumns:
         sources = resolve(
             columns, self.columns, location, names=self.names, partition_ids=missing_ids, by_position=False
         )
-        self._check(columns, sources, location, ())
+        if self.refuses_others:
+            self._check(columns, sources, location, ())
         return sources
 
     def _check(

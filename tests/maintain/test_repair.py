@@ -254,6 +254,20 @@ def assert_filters(table: sm.Table) -> None:
     assert table.scan(f"id <= {ids[-1]}").count() == len(ids)
 
 
+@pytest.mark.parametrize("kind", share_of([*KINDS]))
+def test_files_of_older_schemas(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Files are compared by the ids of columns, which were renamed, dropped, added and promoted since."""
+    table = new_table(spark, tmp_path, kind)
+    with table.update_schema() as change:
+        change.rename_column("price", "cost").delete_column("ts").add_column("more", "long")
+    table = table.refresh()
+    assert table.maintenance.repair().summary().is_empty
+    expected, rows = replace_data_file(table)
+    mended = assert_mended(table.refresh(), expected)
+    assert rows_of(mended).keys() == rows.keys()
+    assert_filters(mended)
+
+
 # -- Damage of entries ------------------------------------------------------------------------------------------------
 
 

@@ -550,7 +550,7 @@ def test_every_job_of_the_example_exists_and_every_operation_is_a_job() -> None:
     for name in set(names) - {"check"}:
         assert callable(getattr(sm.Maintenance, name))
     public = {name for name in vars(sm.Maintenance) if not name.startswith("_")} - {"table"}
-    assert public - set(names) == {"health", "leaf_map", "undo_upgrade", "convert_tree", "rewrite_table_path"}
+    assert public - set(names) == {"health", "leaf_map", "undo_upgrade", "convert_tree", "rewrite_table_path", "repair"}
 
 
 def test_upgrades_to_a_version(spark: SparkSession, tmp_path: Path) -> None:
