@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from sparkmeta.catalog.recovery import Recovery, RecoveryPlan
     from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
@@ -147,6 +148,38 @@ class Catalog(HoldsViews):
             NoSuchNamespaceError: the namespace does not exist.
             CommitStateUnknownError: the catalog did not respond, and may have added the table.
         """
+
+    def recover_table(
+        self,
+        identifier: Identifier,
+        location: str | None = None,
+        metadata_location: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> RecoveryPlan:
+        """Plan to recover a table whose current metadata file is lost or cut. Nothing changes before `commit()`.
+
+        The newest metadata file that can be read becomes current. The commits since then are lost. So are the commits
+        of files that the folder lacks.
+
+        Args:
+            identifier: the table.
+            location: its folder. Defaults to the folder of the metadata file that the catalog names. A catalog of
+                folders knows it.
+            metadata_location: the metadata file to take, by its name or location. Defaults to the newest that can be
+                read. In catalogs with names for tables, a newer file may be left of a commit that failed.
+            spark: the session.
+
+        Raises:
+            NoSuchTableError: there is no metadata file that can be read.
+            ValidationError: the catalog lacks the table, so that its location is needed; or two files are the newest.
+        """
+        from sparkmeta.catalog.recovery import plan_recovery
+
+        return plan_recovery(self._recovery(identifier, location, spark), metadata_location)
+
+    @abstractmethod
+    def _recovery(self, identifier: Identifier, location: str | None, spark: SparkSession | None) -> Recovery:
+        """Return how a table is recovered."""
 
     @abstractmethod
     def rename_table(

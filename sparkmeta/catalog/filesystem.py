@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
@@ -16,6 +18,7 @@ from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import (
     CatalogError,
+    CorruptFileError,
     NamespaceAlreadyExistsError,
     NamespaceNotEmptyError,
     NoSuchNamespaceError,
@@ -25,7 +28,13 @@ from sparkmeta.errors import (
     shown,
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
+from sparkmeta.operations.metadata_files import (
+    METADATA,
+    METADATA_FILES,
+    VERSION_HINT,
+    latest_metadata,
+    version_of,
+)
 from sparkmeta.session import SessionSource
 from sparkmeta.storage.files import files_for, warehouse_io
 from sparkmeta.storage.location import join
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from sparkmeta.catalog.recovery import Recovery
     from sparkmeta.table import Table
 
 # Maximum levels of namespaces below a warehouse.
@@ -121,6 +131,33 @@ class FileSystemCatalog(Catalog):
     ) -> NoReturn:
         """Raise UnsupportedError."""
         self._refuse(identifier, f"{metadata_location} can't be registered here: open it by its path")
+
+    def _recovery(self, identifier: Identifier, location: str | None, spark: SparkSession | None) -> Recovery:
+        """See `Catalog._recovery`. The newest file is current; newer ones are renamed."""
+        from sparkmeta.catalog.recovery import Recovery
+
+        names = as_names(identifier, 1)
+        folder, files = self._folder(names), self._views(spark).files
+        if location is not None and location.rstrip("/") != folder:
+            raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
+        metadata = join(folder, METADATA)
+
+        def restore(chosen: str, newer: Sequence[str]) -> Table:
+            version = version_of(chosen)
+            if version is None:
+                self._refuse(names, f"{chosen} is of another catalog, which recovers the table")
+            for broken in newer:
+                files.write_new(join(metadata, f"broken-{uuid.uuid4()}.json"), files.read(broken))
+            files.overwrite(join(metadata, VERSION_HINT), str(version).encode())
+            for failure in files.delete_many(newer):
+                raise CatalogError(f"{'.'.join(names)}: {failure.location} can't be renamed: {failure.reason}")
+            return self.load_table(names, spark)
+
+        current = None
+        with suppress(CorruptFileError, NoSuchTableError):
+            current = latest_metadata(files, folder).location
+        sessions = self.sessions.for_caller(spark)
+        return Recovery(".".join(names), metadata, files, sessions, current, restore)
 
     def rename_table(
         self,

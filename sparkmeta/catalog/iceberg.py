@@ -20,8 +20,19 @@ from sparkmeta.catalog.configuration import is_configured
 from sparkmeta.catalog.names import IN_NAMESPACE, as_names
 from sparkmeta.catalog.views import RestViews
 from sparkmeta.checks import property_texts
-from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line, shown
+from sparkmeta.errors import (
+    CatalogError,
+    CommitStateUnknownError,
+    InvalidArgumentError,
+    NoSuchTableError,
+    SparkmetaError,
+    UnsupportedError,
+    ValidationError,
+    first_line,
+    shown,
+)
 from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog, settled
+from sparkmeta.operations.metadata_files import METADATA
 from sparkmeta.operations.rest import (
     LoadedTable,
     RestOperations,
@@ -38,6 +49,7 @@ from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.content import VendedIO, expiry
 from sparkmeta.storage.files import files_for
+from sparkmeta.storage.location import join, parents
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
@@ -52,6 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from sparkmeta.catalog.recovery import Recovery
     from sparkmeta.operations.pointer import PointerOperations
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
@@ -196,6 +209,38 @@ class IcebergCatalog(Catalog):
                 else:
                     self.pyiceberg.register_table(names, metadata_location)
         return self.load_table(names, spark)
+
+    def _recovery(self, identifier: Identifier, location: str | None, spark: SparkSession | None) -> Recovery:
+        """See `Catalog._recovery`. The chosen file is registered in place of the current one."""
+        from sparkmeta.catalog.recovery import Recovery
+
+        names = as_names(identifier, IN_NAMESPACE)
+        name, current = ".".join(names), None
+        # A REST catalog reads the metadata file itself, and fails.
+        with suppress(CatalogError), catalog_errors(self.pyiceberg, names):
+            current = self._location(names)
+        if location is None and current is None:
+            problem = "the catalog names no metadata file that can be read: location is needed, the folder of the table"
+            raise ValidationError(f"{name}: {problem}")
+        folder = join(location, METADATA) if location is not None else parents(current or "")[0]
+        with catalog_errors(self.pyiceberg, names):
+            io = self.pyiceberg._load_file_io(location=folder)
+        sessions = self.sessions.for_caller(spark)
+
+        def restore(chosen: str, newer: Sequence[str]) -> Table:  # noqa: ARG001  other files stay
+            if chosen == current:
+                return self.load_table(names, spark)
+            with suppress(NoSuchTableError):
+                self.drop_table(names)
+            try:
+                return self.register_table(names, chosen, spark)
+            except CommitStateUnknownError:
+                raise
+            except SparkmetaError as error:
+                problem = f"the catalog no longer has the table, which was not registered again at {chosen}"
+                raise CatalogError(f"{name}: {problem}: {error}") from error
+
+        return Recovery(name, folder, files_for(sessions, folder, io), sessions, current, restore)
 
     def rename_table(
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None

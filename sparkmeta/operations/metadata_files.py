@@ -87,6 +87,19 @@ def version_of(location: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def number_of(location: str) -> int | None:
+    """Return the number in the name of a metadata file of any catalog; None if the name has none."""
+    match = _METASTORE.fullmatch(file_name(location))
+    return version_of(location) if match is None else int(match[1])
+
+
+def metadata_files(files: Files, metadata: str) -> list[str]:
+    """Return the metadata files in a metadata folder, the highest number first."""
+    locations = [status.location for status in files.list(metadata, METADATA_FILES)]
+    numbered = [(number, location) for location in locations if (number := number_of(location)) is not None]
+    return [location for _, location in sorted(numbered, reverse=True)]
+
+
 def versioned_location(folder: str, version: int, compressed: bool) -> str:
     """Return the location of a version's metadata file."""
     return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
