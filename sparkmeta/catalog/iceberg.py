@@ -179,6 +179,8 @@ class IcebergCatalog(Catalog):
             # If others create the table meanwhile, it has another uuid.
             once_created = replace(cast("RestOperations", table.operations), table_uuid=None)
             return replace(table, operations=NewTableOperations(table.version, once_created))
+        with catalog_errors(self.pyiceberg, names):
+            refuse_missing_namespace(self.pyiceberg, names)
         folder = location or self._default_location(names)
         version, files = new_version(metadata_at(folder)), self._files_at(folder, spark)
         pointer = self._pointer_operations(names, files)
