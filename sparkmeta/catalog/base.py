@@ -12,7 +12,6 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import HoldsViews
-from sparkmeta.checks import NAME, property_texts
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
 from sparkmeta.storage.content import without_secrets
 from sparkmeta.text import fact_table
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkmeta.maintain.purge import PurgePlan
-    from sparkmeta.maintain.take_in import TakeInPlan
+    from sparkmeta.maintain.take_in import TakeIn, TakeInPlan
     from sparkmeta.session import SessionSource
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
@@ -144,7 +143,7 @@ class Catalog(HoldsViews):
         except TableAlreadyExistsError:
             return self.load_table(identifier, spark)
 
-    def snapshot_table(
+    def snapshot_table(  # noqa: PLR0913  create_table's, and the source
         self,
         source: str,
         identifier: Identifier,
@@ -180,7 +179,10 @@ class Catalog(HoldsViews):
             UnsupportedError: the source is of another kind, such as a Delta table, or the catalog can't hold the table.
             ValidationError: files contradict each other or an argument.
         """
-        return self._take_in(source, identifier, schema, partition_by, properties, format_version, location, spark)
+        from sparkmeta.maintain.take_in import TakeIn
+
+        request = TakeIn(source, schema, partition_by, properties, format_version, location, migrates=False)
+        return self._take_in(request, identifier, spark)
 
     def migrate_table(
         self,
@@ -199,55 +201,42 @@ class Catalog(HoldsViews):
         a table of Spark's catalog afterwards. It must be external, so that its files stay. Otherwise as
         `snapshot_table`.
         """
-        return self._take_in(source, identifier, schema, partition_by, properties, format_version, None, spark, True)
-
-    def _take_in(
-        self,
-        source: str,
-        identifier: Identifier,
-        schema: Schema | pa.Schema | StructType | None,
-        partition_by: Sequence[str] | None,
-        properties: Mapping[str, str] | None,
-        format_version: int | None,
-        location: str | None,
-        spark: SparkSession | None,
-        migrates: bool = False,
-    ) -> TakeInPlan[Table]:
-        """See `snapshot_table` and `migrate_table`."""
-        from sparkmeta.catalog.new_table import metadata_of_new_table
         from sparkmeta.maintain.take_in import TakeIn
 
+        request = TakeIn(source, schema, partition_by, properties, format_version, None, migrates=True)
+        return self._take_in(request, identifier, spark)
+
+    def _take_in(self, request: TakeIn, identifier: Identifier, spark: SparkSession | None) -> TakeInPlan[Table]:
+        """See `snapshot_table` and `migrate_table`."""
+        from sparkmeta.catalog.new_table import metadata_of_new_table
+
         names = as_names(identifier, 1)
-        full_name = ".".join(names)
-        NAME.check(f"{full_name}: source", source)
         if self.table_exists(names):
-            raise TableAlreadyExistsError(f"{full_name}: the table already exists")
+            raise TableAlreadyExistsError(f"{'.'.join(names)}: the table already exists")
 
         def new_table(
-            columns: Schema | pa.Schema | StructType,
-            terms: Sequence[str],
-            all_properties: Mapping[str, str],
-            folder: str | None,
+            schema: Schema | pa.Schema | StructType,
+            partition_by: Sequence[str],
+            properties: Mapping[str, str],
+            location: str | None,
         ) -> Table:
-            def metadata_at(chosen: str) -> TableMetadata:
+            def metadata_at(folder: str) -> TableMetadata:
                 return metadata_of_new_table(
-                    chosen,
-                    columns,
+                    folder,
+                    schema,
                     UNPARTITIONED_PARTITION_SPEC,
                     UNSORTED_SORT_ORDER,
-                    all_properties,
-                    format_version=format_version,
-                    partition_by=terms,
+                    properties,
+                    format_version=request.format_version,
+                    partition_by=partition_by,
                     sort_by=(),
                 )
 
-            return self._new_table(names, metadata_at, folder, spark)
+            return self._new_table(names, metadata_at, location, spark)
 
-        texts = property_texts(f"{full_name}: properties", properties)
-        request = TakeIn(source, schema, partition_by, texts, location, migrates)
         return request.plan(
             self.sessions.for_caller(spark),
-            lambda folder: self._files_at(folder, spark),
+            lambda location: self._files_at(location, spark),
             new_table,
             lambda: self.load_table(names, spark),
         )

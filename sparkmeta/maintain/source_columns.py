@@ -1,4 +1,4 @@
-"""The columns of data files and of the folders above them, for a table that is made of files. Spark tasks import this."""
+"""The columns of data files and of the folders above them, from which a table is made. Spark tasks import this."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ class Shape:
         """
         names, other_names = ([column.name for column in shape.folders] for shape in (self, other))
         if names != other_names:
-            differing = " and ".join("/".join(f"{name}=..." for name in side) or "none" for side in (names, other_names))
+            differing = " and ".join(
+                "/".join(f"{name}=..." for name in side) or "none" for side in (names, other_names)
+            )
             raise ValidationError(f"{self.path} and {other.path}: the folders above them differ: {differing}")
         folders = tuple(
             replace(column, type=_folder_type(column.type, further.type))
@@ -215,7 +217,7 @@ def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path:
 
 def _merged_type(kind: str, other: str) -> str | None:
     """Return the type that values of both types can be promoted to; None if there is none."""
-    if kind == other or other == _UNKNOWN:
+    if other in (kind, _UNKNOWN):
         return kind
     if kind == _UNKNOWN:
         return other

@@ -1,7 +1,7 @@
 """Make a table of existing files: the files of a folder, or of a table in Spark's own catalog.
 
-    source: its files, the folders that name their partitions, and its columns
-    -> a table that does not exist yet -> its files, described -> one commit, which creates it
+A source has files, folders that name their partitions, and columns. These make a table that does not exist yet. The
+files are described as files of this table, and one commit creates it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from sparkmeta.checks import NAME, property_texts
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.entries.relation import (
     collected,
@@ -206,6 +207,7 @@ class TakeIn:
         schema: the columns; None for the columns of the source.
         partition_by: the partition fields; None for the partition columns of the source.
         properties: further properties of the table.
+        format_version: its format version; None for the default.
         location: the folder of the table; None for the catalog's choice.
         migrates: whether the table takes the place of the source, and owns the files.
     """
@@ -213,7 +215,8 @@ class TakeIn:
     source: str
     schema: Schema | pa.Schema | StructType | None
     partition_by: Sequence[str] | None
-    properties: Mapping[str, str]
+    properties: Mapping[str, str] | None
+    format_version: int | None
     location: str | None
     migrates: bool
 
@@ -243,6 +246,8 @@ class TakeIn:
             empty = new_metadata(location, Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, None)
             return TableState(sessions, files_at(location), empty, None)
 
+        NAME.check("source", self.source)
+        properties = property_texts("properties", self.properties)
         with translated_errors():
             if "/" in self.source:
                 source = folder_source(state_at(absolute(self.source.rstrip("/"))), reads_columns=self.schema is None)
@@ -259,7 +264,7 @@ class TakeIn:
         table = new_table(
             source.schema if self.schema is None else self.schema,
             terms,
-            {**source.properties, **role, **self.properties},
+            {**source.properties, **role, **properties},
             source_location if self.migrates else self.location,
         )
         if not self.migrates:
@@ -403,11 +408,12 @@ def _described(spark: SparkSession, name: str) -> dict[str, Any]:
     from pyspark.errors import AnalysisException
 
     try:
-        document: dict[str, Any] = json.loads(spark.sql(f"DESCRIBE TABLE EXTENDED {name} AS JSON").toArrow()[0][0].as_py())
+        row = spark.sql(f"DESCRIBE TABLE EXTENDED {name} AS JSON").toArrow()
     except AnalysisException as error:
         if "NOT_FOUND" in str(error):
             raise NoSuchTableError(f"{name}: there is no such table in Spark's catalog") from error
         raise UnsupportedError(f"{name}: Spark's catalog does not describe it: {first_line(error)}") from error
+    document: dict[str, Any] = json.loads(row.column(0)[0].as_py())
     return document
 
 

@@ -332,13 +332,17 @@ def create_rest_table(
         CommitStateUnknownError: the catalog did not respond; the table may exist.
         CatalogError: the catalog refuses.
     """
-    request: dict[str, Any] = {
-        "name": identifier[-1],
-        "schema": schema_to_json(metadata.schema()),
-        "partition-spec": partition_spec_to_json(metadata.spec()),
-        "write-order": sort_order_to_json(metadata.sort_order()),
-        "properties": metadata.properties | {"format-version": str(metadata.format_version)},
-    } | ({} if location is None else {"location": location}) | ({"stage-create": True} if staged else {})
+    request: dict[str, Any] = (
+        {
+            "name": identifier[-1],
+            "schema": schema_to_json(metadata.schema()),
+            "partition-spec": partition_spec_to_json(metadata.spec()),
+            "write-order": sort_order_to_json(metadata.sort_order()),
+            "properties": metadata.properties | {"format-version": str(metadata.format_version)},
+        }
+        | ({} if location is None else {"location": location})
+        | ({"stage-create": True} if staged else {})
+    )
     with catalog_errors(catalog, identifier):
         catalog._check_endpoint(Capability.V1_CREATE_TABLE)
         namespace = catalog._encode_namespace_path(identifier[:-1])
