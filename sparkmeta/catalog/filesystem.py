@@ -29,7 +29,7 @@ from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest
 from sparkmeta.operations.table_operations import NewTableOperations, new_version
 from sparkmeta.session import SessionSource
 from sparkmeta.storage.files import files_for, warehouse_io
-from sparkmeta.storage.location import join
+from sparkmeta.storage.location import join, normalize
 from sparkmeta.table import open_table, table_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class FileSystemCatalog(Catalog):
     ) -> Table:
         """See `Catalog._new_table`."""
         folder = self._folder(names)
-        if location is not None and location.rstrip("/") != folder:
+        if location is not None and normalize(location.rstrip("/")) != normalize(folder):
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         version, files = new_version(metadata_at(folder)), self._views(spark).files
         operations = NewTableOperations(version, FileSystemOperations(files, folder))

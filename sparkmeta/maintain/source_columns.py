@@ -40,6 +40,9 @@ SHAPES = pa.schema([pa.field(_SHAPE, pa.string()), pa.field(FILE_PATH, pa.string
 
 _UNKNOWN, _STRING, _INSTANT = "unknown", "string", "timestamptz"
 _INT96: Final = "INT96"
+_SPARK_TYPE, _LOCAL_TIME = b"spark.sql.catalyst.type", "timestamp_ntz"
+# The fields of a variant in a file, of the type binary.
+_VARIANT: Final = frozenset({"metadata", "value"})
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 _LIMITS: Final = {"int": 1 << 31, "long": 1 << 63}
 _NUMBER: Final = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -78,8 +81,8 @@ def _file_columns(reader: ExecutorReader, path: str) -> tuple[IcebergColumn, ...
         if file_format == "PARQUET":
             with reader.open(path) as file:
                 return _parquet_columns(pq.read_metadata(file).schema)
-        columns = open_data_file(reader, path, file_format).columns
-        return tuple(map(_in_micros, columns)) if file_format == "ORC" else columns
+        file = open_data_file(reader, path, file_format)
+        return _orc_columns(file.columns, file.schema) if file_format == "ORC" else file.columns
 
 
 def _parquet_columns(schema: pq.ParquetSchema) -> tuple[IcebergColumn, ...]:
@@ -94,10 +97,23 @@ def _parquet_columns(schema: pq.ParquetSchema) -> tuple[IcebergColumn, ...]:
     return tuple(map(typed, file_columns(schema.to_arrow_schema())))
 
 
-def _in_micros(column: IcebergColumn) -> IcebergColumn:
-    """Return a column of an ORC file. The format does not say how precise its times are."""
-    kind = column.type.removesuffix("_ns") if column.type.startswith("timestamp") else column.type
-    return replace(column, type=kind, children=tuple(map(_in_micros, column.children)))
+def _orc_columns(columns: Iterable[IcebergColumn], fields: Iterable[pa.Field]) -> tuple[IcebergColumn, ...]:
+    """Return the columns of an ORC file. The format does not say how precise its times are."""
+    return tuple(_orc_column(column, orc_field) for column, orc_field in zip(columns, fields, strict=True))
+
+
+def _orc_column(column: IcebergColumn, orc_field: pa.Field) -> IcebergColumn:
+    kind, name = orc_field.type, column.type
+    if (orc_field.metadata or {}).get(_SPARK_TYPE) == _LOCAL_TIME.encode():
+        # Spark writes numbers.
+        name = f"{_LOCAL_TIME} in ORC"
+    elif name.startswith("timestamp"):
+        name = name.removesuffix("_ns")
+    if pa.types.is_map(kind):
+        fields = [kind.key_field, kind.item_field]
+    else:
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+    return replace(column, type=name, children=_orc_columns(column.children, fields))
 
 
 def _folder_columns(folders: str) -> Iterator[IcebergColumn]:
@@ -242,6 +258,8 @@ def _fields(columns: Iterable[IcebergColumn], next_id: Callable[[], int], path: 
 
 def _type(column: IcebergColumn, next_id: Callable[[], int], path: str) -> IcebergType:
     match column.type:
+        case "struct" if {child.name for child in column.children if child.type == "binary"} >= _VARIANT:
+            raise ValidationError(f"{path}: column {column.name}: variants can't be taken in")
         case "struct":
             return StructType(*_fields(column.children, next_id, path))
         case "list":
