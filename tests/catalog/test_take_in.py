@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from datetime import date
@@ -27,6 +28,7 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
+from tests.command_line import invoke
 from tests.conftest import configured
 from tests.rows.comparison import row_texts, typed_columns
 
@@ -419,3 +421,36 @@ def test_nan_is_a_partition(spark: SparkSession, tmp_path: Path, catalog: Catalo
     schema = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     table = catalog.snapshot_table(str(tmp_path / "source"), "db.t", schema=schema, spark=spark).commit()
     assert math.isnan(table.scan().to_df().first().f)
+
+
+# -- The command line -------------------------------------------------------------------------------------------------
+
+
+def test_commands(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "source" / "k=1" / "1.parquet", id=[1, 2])
+    database = f"sqlite:///{tmp_path}/sql/catalog.db"
+    catalog = sql_catalog(tmp_path / "sql")
+    in_catalog = ["--catalog", "sql", "--property", "type=sql", "--property", f"uri={database}"]
+    command = ["snapshot-table", str(tmp_path / "source"), "db.t", *in_catalog, "--location", str(tmp_path / "t")]
+    result = invoke([*command, "--files", "--columns", "record_count", "-o", "json"])
+    assert (result.exit_code, result.stdout) == (0, '{"record_count":2}\n'), result.output
+    result = invoke(command)
+    assert result.stdout.splitlines()[1:] == [
+        "  PARQUET: 1 files",
+        f"  2 columns, partitioned by k, at {tmp_path}/t",
+        "nothing is changed without --commit",
+    ]
+    assert not catalog.table_exists("db.t")
+    options = ["--partition-by", "k", "--partition-by", "truncate(10, id)", "--set", "a=b", "--format-version", "3"]
+    result = invoke([*command, *options, "--commit"])
+    table = catalog.load_table("db.t", spark)
+    assert result.stdout.splitlines()[-1] == f"written: {table.metadata_location}"
+    assert (table.metadata.format_version, table.properties["a"], table.scan().count()) == (3, "b", 2)
+    assert [spec_field.name for spec_field in table.spec().fields] == ["k", "id_trunc"]
+    result = invoke(["migrate-table", str(tmp_path / "source"), "db.m", *in_catalog, "--commit", "-o", "json"])
+    migrated = catalog.load_table("db.m", spark)
+    assert json.loads(result.stdout)["committed"] == {"metadata_location": migrated.metadata_location}
+    assert migrated.metadata.location == str(tmp_path / "source")
+    result = invoke(["migrate-table", str(tmp_path / "none"), "db.n", *in_catalog])
+    assert result.exit_code == 1
+    assert "/none: there is no data file below it" in result.stderr
