@@ -19,6 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from sparkmeta.checks import NAME, property_texts
+from sparkmeta.commit.partition_folders import NULL_FOLDERS
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.entries.relation import (
     collected,
@@ -28,6 +29,7 @@ from sparkmeta.entries.relation import (
     frame_of,
     grouped,
     select,
+    values,
     where,
     with_columns,
 )
@@ -40,6 +42,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.expr import sql
+from sparkmeta.maintain.delta_log import LOG, LOG_FILE, delta_table, unquoted
 from sparkmeta.maintain.orphan_tasks import finds, walked_files, with_local_status
 from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.source_columns import SHAPES, Shape, ShapeReader
@@ -254,11 +257,8 @@ class TakeIn:
             else:
                 source = table_source(self.source, sessions, state_at)
         source_location = source.files.state.metadata.location
-        if self.migrates and source.is_managed:
-            raise UnsupportedError(
-                f"{self.source}: Spark manages the table, so that DROP TABLE deletes its files: snapshot_table makes a "
-                "table that leaves the source as it is, and external tables can be migrated"
-            )
+        if self.migrates and source.is_shared is not None:
+            raise UnsupportedError(f"{self.source}: {source.is_shared}: snapshot_table leaves the source as it is")
         terms = [*map(sql.quoted, source.partition_columns)] if self.partition_by is None else self.partition_by
         role = {"migrated": "true"} if self.migrates else {"snapshot": "true", "gc.enabled": "false"}
         table = new_table(
@@ -308,20 +308,20 @@ class Source:
         schema: the columns.
         partition_columns: the names of the columns whose values are in folders.
         properties: the properties of the source.
-        is_managed: whether the files are deleted with the source.
+        is_shared: why the source keeps owning the files; None if a table can own them.
     """
 
     files: SourceFiles
     schema: Schema | StructType
     partition_columns: Sequence[str]
     properties: Mapping[str, str] = field(default_factory=dict)
-    is_managed: bool = False
+    is_shared: str | None = None
 
 
 # Names that Spark does not read.
 _HIDDEN = r"(?:^|/)(?:\.|_(?![^/]*=))"
 # Folders and files in which other formats of tables say which files are current.
-_LOGS = {"_delta_log": "Delta", "_spark_metadata": "streaming output of Spark", ".hoodie": "Hudi"}
+_LOGS = {LOG: "a Delta table", "_spark_metadata": "streaming output of Spark", ".hoodie": "a Hudi table"}
 _LOG_NAMES = "|".join(map(re.escape, _LOGS))
 _ICEBERG = r"(?:^|/)metadata/[^/]*\.metadata\.json(?:\.gz)?$"
 _OF_TABLES = rf"(?:^|/)(?:{_LOG_NAMES})/|{_ICEBERG}"
@@ -339,13 +339,16 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
 
     Raises:
         NotFoundError: there is no data file.
-        UnsupportedError: the folder holds a table of a format that lists its files elsewhere.
+        UnsupportedError: the folder holds a table of a format that lists its files elsewhere, or a Delta table with
+            features that are not supported.
         ValidationError: files contradict each other, or one is not a data file.
     """
     location, reader, path, inside = state.metadata.location, task_reader(state), sql.col("path"), sql.col(_INSIDE)
     begin = len(join(location, ""))
     path_inside = of_text(sql.call("substr", path, begin + 1), path, lambda text: text[begin:])
     listed = with_columns(walked_files(state, reader, location, _UNLISTED), path_inside.alias(_INSIDE))
+    if first(listed, inside.startswith(f"{LOG}/")) is not None:
+        return _delta_source(state, where(listed, finds(inside, f"^{LOG_FILE}")))
     if (of_table := first(listed, finds(inside, _OF_TABLES))) is not None:
         kinds = (kind for name, kind in _LOGS.items() if f"/{name}/" in of_table["path"])
         raise UnsupportedError(
@@ -365,6 +368,21 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
         raise NotFoundError(f"{location}: there is no data file below it")
     shape = _shape(state, rows, number, ShapeReader(reader, reads_columns))
     return Source(SourceFiles(state, rows, number), shape.schema(), [column.name for column in shape.folders])
+
+
+def _delta_source(state: TableState, log_files: Relation) -> Source:
+    """Return the current files of a Delta table."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    paths = list(values(select(log_files, [sql.col("path").alias("path")])))
+    table = delta_table(state.spark, state.metadata.location, paths)
+    # An empty text is null.
+    texts = [(name, F.nullif(F.col("partitionValues")[name], F.lit(""))) for name in table.partition_columns]
+    rows = table.files.select(FILE_PATH, _folders(texts).alias(FOLDERS))
+    schema = StructType.fromJson(json.loads(table.schema))
+    is_shared = "a Delta table would go on to delete its files"
+    return Source(SourceFiles(state, rows, None), schema, table.partition_columns, is_shared=is_shared)
 
 
 def _shape(state: TableState, rows: Relation, number: int, shapes: ShapeReader) -> Shape:
@@ -397,11 +415,12 @@ def table_source(name: str, sessions: SessionSource, state_at: Callable[[str], T
         raise UnsupportedError(f"{name}: it is of the kind {kind}: expected a table of Parquet, ORC or Avro files")
     table = spark.table(name)
     schema, names = table.schema, described.get("partition_columns", [])
-    values = [_folder(schema[column]) for column in names]
-    rows = _files(table, file_format, values)
+    rows = _files(table, file_format, _folders([(name, _text(schema[name])) for name in names]))
     properties = described.get("table_properties", {})
     files = SourceFiles(state_at(described["location"]), rows, None)
-    return Source(files, schema, names, properties, described.get("type") == "MANAGED")
+    is_managed = described.get("type") == "MANAGED"
+    is_shared = "Spark manages the table, so that DROP TABLE deletes its files" if is_managed else None
+    return Source(files, schema, names, properties, is_shared)
 
 
 def _described(spark: SparkSession, name: str) -> dict[str, Any]:
@@ -424,7 +443,7 @@ def _format(described: Mapping[str, Any]) -> str | None:
     return next((name for name in _FORMATS if (name in text if provider == "hive" else name == text)), None)
 
 
-def _files(table: DataFrame, file_format: str, values: Sequence[Column]) -> DataFrame:
+def _files(table: DataFrame, file_format: str, folders: Column) -> DataFrame:
     """Return a row for each file with rows."""
     from pyspark.sql import functions as F
 
@@ -432,19 +451,25 @@ def _files(table: DataFrame, file_format: str, values: Sequence[Column]) -> Data
     if file_format == "parquet":
         hidden = table.metadataColumn("_metadata")
         path, table = hidden.getField("file_path"), table.where(hidden.getField("row_index") == 0)
-    # Spark quotes paths as URIs, in which + stands for itself.
-    location = F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
-    folders = F.concat_ws("/", *values) if values else F.lit("")
-    return table.select(location.alias(FILE_PATH), folders.alias(FOLDERS)).distinct()
+    return table.select(unquoted(path).alias(FILE_PATH), folders.alias(FOLDERS)).distinct()
 
 
-def _folder(column: StructField) -> Column:
-    """Return the folder `name=value` for the values of a partition column."""
+def _text(column: StructField) -> Column:
+    """Return the values of a partition column as text. Instants have an offset from UTC."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import TimestampType
 
     value = F.col(sql.quoted(column.name))
     is_instant = isinstance(column.dataType, TimestampType)
-    text = F.date_format(value, "yyyy-MM-dd HH:mm:ss.SSSSSSxxx") if is_instant else value.cast("string")
-    escaped = F.replace(F.url_encode(text), F.lit("+"), F.lit("%20"))
-    return F.concat(F.lit(f"{quote(column.name, safe='')}="), F.coalesce(escaped, F.lit("__HIVE_DEFAULT_PARTITION__")))
+    return F.date_format(value, "yyyy-MM-dd HH:mm:ss.SSSSSSxxx") if is_instant else value.cast("string")
+
+
+def _folders(texts: Sequence[tuple[str, Column]]) -> Column:
+    """Return the folders `name=value` for the texts of partition columns."""
+    from pyspark.sql import functions as F
+
+    folders = []
+    for name, text in texts:
+        value = F.replace(F.url_encode(text), F.lit("+"), F.lit("%20"))
+        folders += [F.lit(f"{quote(name, safe='')}="), F.coalesce(value, F.lit(NULL_FOLDERS[1])), F.lit("/")]
+    return F.concat(*folders) if folders else F.lit("")

@@ -399,7 +399,7 @@ def test_folders_that_are_no_sources(spark: SparkSession, tmp_path: Path, catalo
     for folder in ("empty", "missing"):
         with pytest.raises(NotFoundError, match=f"/{folder}: there is no data file below it"):
             catalog.snapshot_table(f"{tmp_path}/{folder}", "db.t", spark=spark)
-    for name, kind in (("_spark_metadata/0", "streaming output of Spark"), (".hoodie/x", "Hudi")):
+    for name, kind in (("_spark_metadata/0", "streaming output of Spark"), (".hoodie/x", "a Hudi table")):
         write(tmp_path / kind / "1.parquet", id=[1])
         (tmp_path / kind / name).parent.mkdir()
         (tmp_path / kind / name).write_text("{}")
@@ -446,7 +446,7 @@ def test_commands(spark: SparkSession, tmp_path: Path) -> None:
     table = catalog.load_table("db.t", spark)
     assert result.stdout.splitlines()[-1] == f"written: {table.metadata_location}"
     assert (table.metadata.format_version, table.properties["a"], table.scan().count()) == (3, "b", 2)
-    assert [spec_field.name for spec_field in table.spec().fields] == ["k", "id_trunc"]
+    assert [spec_field.name for spec_field in table.spec().fields] == ["k", "id_trunc_10"]
     result = invoke(["migrate-table", str(tmp_path / "source"), "db.m", *in_catalog, "--commit", "-o", "json"])
     migrated = catalog.load_table("db.m", spark)
     assert json.loads(result.stdout)["committed"] == {"metadata_location": migrated.metadata_location}
