@@ -1,147 +1,31 @@
-"""The columns of data files and of the folders above them, from which a table is made. Spark tasks import this."""
+"""Merge the columns of data files and of the folders above them into the columns of a table."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 from pyiceberg.types import MapType, NestedField, StructType
 
-from sparkmeta.commit.partition_folders import NULL_FOLDERS, assignments, readings
 from sparkmeta.errors import CorruptFileError, ValidationError
-from sparkmeta.rows.data_file import file_columns, open_data_file
+from sparkmeta.maintain.take_in_tasks import SHAPE, STRING, UNKNOWN
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.schema import list_of, type_from_json
-from sparkmeta.storage.content import translated_read_errors
-from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.write.existing_tasks import FILE_PATH, FOLDERS, format_of
+from sparkmeta.write.existing_tasks import FILE_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyiceberg.types import IcebergType
 
-# -- In tasks ---------------------------------------------------------------------------------------------------------
-
-
-_SHAPE: Final = "shape"
-SHAPES = pa.schema([pa.field(_SHAPE, pa.string()), pa.field(FILE_PATH, pa.string())])
-"""What some files have in common, as JSON, and the first of their paths; see `Shape`."""
-
-_UNKNOWN, _STRING, _INSTANT = "unknown", "string", "timestamptz"
-_INT96: Final = "INT96"
-_SPARK_TYPE, _LOCAL_TIME = b"spark.sql.catalyst.type", "timestamp_ntz"
 # The fields of a variant in a file, of the type binary.
 _VARIANT: Final = frozenset({"metadata", "value"})
-_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
-_LIMITS: Final = {"int": 1 << 31, "long": 1 << 63}
-_NUMBER: Final = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-
-
-@dataclass(frozen=True)
-class ShapeReader:
-    """Returns the shapes of files, rows of `FILE_PATH` and `FOLDERS`. Picklable.
-
-    Attributes:
-        reader: opens the files.
-        opens: whether to open the files; otherwise their shapes have only the columns of folders.
-    """
-
-    reader: ExecutorReader
-    opens: bool
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            paths: dict[str, str] = {}
-            for path, folders in zip(*(batch.column(name).to_pylist() for name in (FILE_PATH, FOLDERS)), strict=True):
-                columns = _file_columns(self.reader, path) if self.opens else ()
-                text = json.dumps([_parts(columns), _parts(_folder_columns(folders))])
-                paths[text] = min(path, paths.get(text, path))
-            yield pa.RecordBatch.from_pydict({_SHAPE: [*paths], FILE_PATH: [*paths.values()]}, SHAPES)
-
-
-def _parts(columns: Iterable[IcebergColumn]) -> list[Any]:
-    return [[column.name, column.type, _parts(column.children)] for column in columns]
-
-
-def _file_columns(reader: ExecutorReader, path: str) -> tuple[IcebergColumn, ...]:
-    with translated_read_errors(path):
-        file_format = format_of(reader, path)
-        if file_format == "PARQUET":
-            with reader.open(path) as file:
-                return _parquet_columns(pq.read_metadata(file).schema)
-        file = open_data_file(reader, path, file_format)
-        return _orc_columns(file.columns, file.schema) if file_format == "ORC" else file.columns
-
-
-def _parquet_columns(schema: pq.ParquetSchema) -> tuple[IcebergColumn, ...]:
-    """Return the columns of a Parquet file. Values of the type INT96 are instants, as for Spark and Hive."""
-    leaves = iter(range(len(schema)))
-
-    def typed(column: IcebergColumn) -> IcebergColumn:
-        if column.children:
-            return replace(column, children=tuple(map(typed, column.children)))
-        return replace(column, type=_INSTANT) if schema.column(next(leaves)).physical_type == _INT96 else column
-
-    return tuple(map(typed, file_columns(schema.to_arrow_schema())))
-
-
-def _orc_columns(columns: Iterable[IcebergColumn], fields: Iterable[pa.Field]) -> tuple[IcebergColumn, ...]:
-    """Return the columns of an ORC file. The format does not say how precise its times are."""
-    return tuple(_orc_column(column, orc_field) for column, orc_field in zip(columns, fields, strict=True))
-
-
-def _orc_column(column: IcebergColumn, orc_field: pa.Field) -> IcebergColumn:
-    kind, name = orc_field.type, column.type
-    if (orc_field.metadata or {}).get(_SPARK_TYPE) == _LOCAL_TIME.encode():
-        # Spark writes numbers.
-        name = f"{_LOCAL_TIME} in ORC"
-    elif name.startswith("timestamp"):
-        name = name.removesuffix("_ns")
-    if pa.types.is_map(kind):
-        fields = [kind.key_field, kind.item_field]
-    else:
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-    return replace(column, type=name, children=_orc_columns(column.children, fields))
-
-
-def _folder_columns(folders: str) -> Iterator[IcebergColumn]:
-    """Yield the columns in a path of folders `name=value`, with the types that Spark infers, except for times.
-
-    Spark writes times in the zone of a session, which the name of the folder does not contain.
-    """
-    for names, text in assignments(folders):
-        yield IcebergColumn(names[0], None, _type_of(readings(text)[0]))
-
-
-def _type_of(text: str) -> str:
-    if text == NULL_FOLDERS[1]:
-        return _UNKNOWN
-    if _WHOLE.fullmatch(text):
-        return next((kind for kind, limit in _LIMITS.items() if -limit <= int(text) < limit), _STRING)
-    if _NUMBER.fullmatch(text):
-        return "double"
-    if _DAY.fullmatch(text):
-        with suppress(ValueError):
-            date.fromisoformat(text)
-            return "date"
-    return _STRING
-
-
-# -- On the driver ----------------------------------------------------------------------------------------------------
-
-
 _WIDER: Final = (("int", "long"), ("float", "double"))
 _NUMBERS: Final = ("int", "long", "double")
 _DECIMAL: Final = re.compile(r"decimal\((\d+), (\d+)\)")
@@ -164,7 +48,7 @@ class Shape:
     @staticmethod
     def of(row: dict[str, Any]) -> Shape:
         """Return a row of `SHAPES`."""
-        columns, folders = json.loads(row[_SHAPE])
+        columns, folders = json.loads(row[SHAPE])
         return Shape(_columns(columns), _columns(folders), row[FILE_PATH])
 
     def with_files(self, other: Shape) -> Shape:
@@ -194,7 +78,7 @@ class Shape:
         """
         names = {column.name for column in self.columns}
         in_folders = [
-            replace(column, type=_STRING) if column.type == _UNKNOWN else column
+            replace(column, type=STRING) if column.type == UNKNOWN else column
             for column in self.folders
             if column.name not in names
         ]
@@ -226,16 +110,16 @@ def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path:
             f"{path}: column {name} is of the type {other.type}, but of {column.type} in other files: expected types "
             "of which one can be promoted to the other"
         )
-    nested = other if column.type == _UNKNOWN else column
+    nested = other if column.type == UNKNOWN else column
     children = _merged(column.children, other.children, f"{name}.", path)
     return replace(nested, type=kind, children=children)
 
 
 def _merged_type(kind: str, other: str) -> str | None:
     """Return the type that values of both types can be promoted to; None if there is none."""
-    if other in (kind, _UNKNOWN):
+    if other in (kind, UNKNOWN):
         return kind
-    if kind == _UNKNOWN:
+    if kind == UNKNOWN:
         return other
     decimals = _DECIMAL.fullmatch(kind), _DECIMAL.fullmatch(other)
     if decimals[0] and decimals[1] and decimals[0][2] == decimals[1][2]:
@@ -245,11 +129,11 @@ def _merged_type(kind: str, other: str) -> str | None:
 
 def _folder_type(kind: str, other: str) -> str:
     """Return the type of values in folders. Any other combination is text."""
-    if _UNKNOWN in (kind, other):
-        return other if kind == _UNKNOWN else kind
+    if UNKNOWN in (kind, other):
+        return other if kind == UNKNOWN else kind
     if kind in _NUMBERS and other in _NUMBERS:
         return max(kind, other, key=_NUMBERS.index)
-    return kind if kind == other else _STRING
+    return kind if kind == other else STRING
 
 
 def _fields(columns: Iterable[IcebergColumn], next_id: Callable[[], int], path: str) -> list[NestedField]:

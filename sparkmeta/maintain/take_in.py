@@ -45,7 +45,8 @@ from sparkmeta.expr import sql
 from sparkmeta.maintain.delta_log import LOG, LOG_FILE, delta_table, unquoted
 from sparkmeta.maintain.orphan_tasks import finds, walked_files, with_local_status
 from sparkmeta.maintain.plans import Plan, PlanSummary
-from sparkmeta.maintain.source_columns import SHAPES, Shape, ShapeReader
+from sparkmeta.maintain.source_columns import Shape
+from sparkmeta.maintain.take_in_tasks import SHAPES, ShapeReader
 from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.operations.table_operations import BaseTable, TableT
 from sparkmeta.progress import planning
