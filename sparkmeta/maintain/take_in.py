@@ -412,7 +412,7 @@ def table_source(name: str, sessions: SessionSource, state_at: Callable[[str], T
     spark = sessions.get()
     described = _described(spark, name)
     if (file_format := _format(described)) is None or "location" not in described:
-        kind = described.get("provider") or described.get("type", "").lower()
+        kind = described.get("serde_library") or described.get("provider") or described.get("type", "").lower()
         raise UnsupportedError(f"{name}: it is of the kind {kind}: expected a table of Parquet, ORC or Avro files")
     table = spark.table(name)
     schema, names = table.schema, described.get("partition_columns", [])

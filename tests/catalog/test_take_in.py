@@ -8,6 +8,7 @@ import uuid
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -28,9 +29,11 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
+from tests.catalog.silent_servers import silent_server
 from tests.command_line import invoke
 from tests.conftest import configured
 from tests.rows.comparison import row_texts, typed_columns
+from tests.s3 import BUCKET, FILE_IOS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.catalog import Catalog
+    from tests.s3 import S3Server
 
 BY_TASKS = {"spark.sparkmeta.driver-manifest-bytes": "0"}
 ROWS = """
@@ -454,3 +458,66 @@ def test_commands(spark: SparkSession, tmp_path: Path) -> None:
     result = invoke(["migrate-table", str(tmp_path / "none"), "db.n", *in_catalog])
     assert result.exit_code == 1
     assert "/none: there is no data file below it" in result.stderr
+
+
+# -- Stores and servers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_each_place")
+@pytest.mark.parametrize("kind", FILE_IOS)
+def test_a_folder_on_s3(spark: SparkSession, s3: S3Server, tmp_path: Path, kind: str) -> None:
+    root = f"s3://{BUCKET}/take-{uuid.uuid4()}"
+    properties = s3.io(kind).properties | {"py-io-impl": FILE_IOS[kind]}
+    for number, name in enumerate(("k=a%20b+ü", "k=__HIVE_DEFAULT_PARTITION__", "_hidden")):
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": [number]}), buffer)
+        with s3.io(kind).new_output(f"{root}/source/{name}/1.parquet").create() as stream:
+            stream.write(buffer.getvalue().to_pybytes())
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    catalog = sm.load_catalog("taking", type="sql", uri=uri, warehouse=f"{root}/w", **properties)
+    catalog.create_namespace("db")
+    table = catalog.snapshot_table(f"{root}/source", "db.t", spark=spark).commit()
+    assert table.metadata.location.startswith(f"{root}/w")
+    assert sorted(row.file_path for row in table.inspect.data_files().collect()) == [
+        f"{root}/source/k=__HIVE_DEFAULT_PARTITION__/1.parquet",
+        f"{root}/source/k=a%20b+ü/1.parquet",
+    ]
+    assert table.scan().to_arrow().sort_by("id").to_pylist() == [{"id": 0, "k": "a b+ü"}, {"id": 1, "k": None}]
+    with pytest.raises(NotFoundError, match="/none: there is no data file below it"):
+        catalog.snapshot_table(f"{root}/none", "db.n", spark=spark)
+
+
+@pytest.mark.parametrize("server_kind", ["SQL", "REST"])
+@pytest.mark.parametrize(
+    ("is_done", "is_last"), [(True, False), (False, False), (False, True), (True, True)],
+    ids=["lost answer", "lost", "down", "done and down"],
+)  # fmt: skip
+def test_a_lost_answer(
+    spark: SparkSession,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    server_kind: str,
+    is_done: bool,
+    is_last: bool,
+) -> None:
+    """The outcome is found, or unknown: then nothing is deleted."""
+    server = silent_server(server_kind, request, tmp_path, monkeypatch)
+    catalog, namespace = sm.load_catalog("tests", **server.properties), f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(namespace)
+    write(tmp_path / "source" / "1.parquet", id=[1])
+    no_waits = {"commit.status-check.min-wait-ms": "0", "commit.retry.min-wait-ms": "0"}
+    location, name = f"file://{tmp_path}/t", f"{namespace}.t"
+    plan = catalog.snapshot_table(f"{tmp_path}/source", name, location=location, properties=no_waits, spark=spark)
+    operations: Any = plan.table.operations
+    server.break_down(SimpleNamespace(operations=operations.operations), is_done=is_done, is_last=is_last)
+    if not is_last:
+        assert plan.commit().scan().count() == 1
+    else:
+        with pytest.raises(sm.CommitStateUnknownError, match=r"may have been committed"):
+            plan.commit()
+        server.mend()
+        assert catalog.table_exists(name) is is_done
+        assert [*(tmp_path / "t" / "metadata").glob("*.avro")]
+    if is_done or not is_last:
+        assert not catalog.load_table(name, spark).check().collect()
