@@ -416,7 +416,9 @@ def table_source(name: str, sessions: SessionSource, state_at: Callable[[str], T
         raise UnsupportedError(f"{name}: it is of the kind {kind}: expected a table of Parquet, ORC or Avro files")
     table = spark.table(name)
     schema, names = table.schema, described.get("partition_columns", [])
-    rows = _files(table, file_format, _folders([(name, _text(schema[name])) for name in names]))
+    folders = _folders([(column, _text(schema[column])) for column in names])
+    by_hive = described["provider"] == "hive" and file_format == "avro"
+    rows = _files(table, file_format, folders, by_hive=by_hive)
     properties = described.get("table_properties", {})
     files = SourceFiles(state_at(described["location"]), rows, None)
     is_managed = described.get("type") == "MANAGED"
@@ -444,15 +446,25 @@ def _format(described: Mapping[str, Any]) -> str | None:
     return next((name for name in _FORMATS if (name in text if provider == "hive" else name == text)), None)
 
 
-def _files(table: DataFrame, file_format: str, folders: Column) -> DataFrame:
-    """Return a row for each file with rows."""
+def _files(table: DataFrame, file_format: str, folders: Column, *, by_hive: bool) -> DataFrame:
+    """Return a row for each file with rows.
+
+    Args:
+        table: the table.
+        file_format: the format of its files.
+        folders: the folders that name their partitions.
+        by_hive: whether Spark reads the table through Hive's classes.
+    """
     from pyspark.sql import functions as F
 
-    path: Column = F.input_file_name()
-    if file_format == "parquet":
+    if by_hive:
+        path: Column = F.input_file_name()
+    else:
         hidden = table.metadataColumn("_metadata")
-        path, table = hidden.getField("file_path"), table.where(hidden.getField("row_index") == 0)
-    return table.select(unquoted(path).alias(FILE_PATH), folders.alias(FOLDERS)).distinct()
+        path = unquoted(hidden.getField("file_path"))
+        if file_format == "parquet":
+            table = table.where(hidden.getField("row_index") == 0)
+    return table.select(path.alias(FILE_PATH), folders.alias(FOLDERS)).distinct()
 
 
 def _text(column: StructField) -> Column:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,3 +182,17 @@ def test_files_that_are_in_two_partitions(spark: SparkSession, tmp_path: Path, c
     assert spark.table(name).count() == 2
     with pytest.raises(ValidationError, match=r"elsewhere/part-.*\.parquet is given twice"):
         catalog.snapshot_table(name, f"taken.{name}", spark=spark).summary()
+
+
+@pytest.mark.jvm
+def test_tables_of_hive(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.catalog.hive_tables", str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("SPARK_REMOTE", "SPARK_SUBMIT_OPTS")}
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2], env=environment
+    )
+    assert process.returncode == 0, process.stderr
+    *taken, refused = process.stdout.splitlines()
+    assert taken == ["parquet: True", "avro: True"]
+    problem = "it is of the kind org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe: expected a table of Parquet"
+    assert problem in refused
