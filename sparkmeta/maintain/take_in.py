@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import quote
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
@@ -46,7 +46,7 @@ from sparkmeta.maintain.delta_log import LOG, LOG_FILE, delta_table, unquoted
 from sparkmeta.maintain.orphan_tasks import finds, walked_files, with_local_status
 from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.source_columns import Shape
-from sparkmeta.maintain.take_in_tasks import SHAPES, ShapeReader
+from sparkmeta.maintain.take_in_tasks import SHAPE, SHAPES, ShapeReader
 from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.operations.table_operations import BaseTable, TableT
 from sparkmeta.progress import planning
@@ -119,7 +119,7 @@ class TakeInPlan(Plan[TableT, TableT]):
 
     source: str
     migrates: bool
-    _files: SourceFiles = field(repr=False)
+    _source: Source = field(repr=False)
     # Loads the table once it exists.
     _load: Callable[[], TableT] = field(repr=False)
 
@@ -184,22 +184,15 @@ class TakeInPlan(Plan[TableT, TableT]):
     @cached_property
     def _added(self) -> AddedFiles:
         """The files, described as files of the table."""
-        state = replace(self._files.state, metadata=self.table.metadata)
-        rows = frame_of(self._files.rows, state)
-        return describe_rows(state, rows, self._files.count, check_other_tables=True)
+        state = replace(self._source.state, metadata=self.table.metadata)
+        rows = frame_of(self._source.rows, state)
+        return describe_rows(state, rows, self._source.count, check_other_tables=True)
 
 
-class NewTable(Protocol):
-    """Makes the table that a plan creates."""
-
-    def __call__(
-        self,
-        schema: Schema | pa.Schema | StructType,
-        partition_by: Sequence[str],
-        properties: Mapping[str, str],
-        location: str | None,
-    ) -> BaseTable:
-        """Return a table that the first commit creates."""
+NewTable: TypeAlias = (
+    "Callable[[Schema | pa.Schema | StructType, Sequence[str], Mapping[str, str], str | None], BaseTable]"
+)
+"""Takes the columns, partition fields, properties and folder of a table, and returns one that a commit creates."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +250,7 @@ class TakeIn:
                 source = folder_source(state_at(absolute(self.source.rstrip("/"))), reads_columns=self.schema is None)
             else:
                 source = table_source(self.source, sessions, state_at)
-        source_location = source.files.state.metadata.location
+        source_location = source.state.metadata.location
         if self.migrates and source.is_shared is not None:
             raise UnsupportedError(f"{self.source}: {source.is_shared}: snapshot_table leaves the source as it is")
         terms = [*map(sql.quoted, source.partition_columns)] if self.partition_by is None else self.partition_by
@@ -270,7 +263,7 @@ class TakeIn:
         )
         if not self.migrates:
             self._refuse_shared(table, source_location)
-        return TakeInPlan(cast("TableT", table), self.source, self.migrates, source.files, load)
+        return TakeInPlan(cast("TableT", table), self.source, self.migrates, source, load)
 
     def _refuse_shared(self, table: BaseTable, source_location: str) -> None:
         """Raise ValidationError if the folder of the table is in the source's folder, or the other way round."""
@@ -286,33 +279,22 @@ class TakeIn:
 
 
 @dataclass(frozen=True)
-class SourceFiles:
-    """The files of a source.
-
-    Attributes:
-        state: the source as a table without columns, which says who opens the files.
-        rows: `FILE_PATH` and `FOLDERS` of each file.
-        count: the number of files; None if it is unknown, and files may be listed twice.
-    """
-
-    state: TableState
-    rows: Relation
-    count: int | None
-
-
-@dataclass(frozen=True)
 class Source:
     """What a table is made of.
 
     Attributes:
-        files: the files.
+        state: the source as a table without columns, which says who opens the files.
+        rows: the files: `FILE_PATH` and `FOLDERS`.
+        count: the number of files; None if it is unknown, and files may be listed twice.
         schema: the columns.
         partition_columns: the names of the columns whose values are in folders.
         properties: the properties of the source.
         is_shared: why the source keeps owning the files; None if a table can own them.
     """
 
-    files: SourceFiles
+    state: TableState
+    rows: Relation
+    count: int | None
     schema: Schema | StructType
     partition_columns: Sequence[str]
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -368,7 +350,7 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
     if not (number := count(rows)):
         raise NotFoundError(f"{location}: there is no data file below it")
     shape = _shape(state, rows, number, ShapeReader(reader, reads_columns))
-    return Source(SourceFiles(state, rows, number), shape.schema(), [column.name for column in shape.folders])
+    return Source(state, rows, number, shape.schema(), [column.name for column in shape.folders])
 
 
 def _delta_source(state: TableState, log_files: Relation) -> Source:
@@ -383,17 +365,16 @@ def _delta_source(state: TableState, log_files: Relation) -> Source:
     rows = table.files.select(FILE_PATH, _folders(texts).alias(FOLDERS))
     schema = StructType.fromJson(json.loads(table.schema))
     is_shared = "a Delta table would go on to delete its files"
-    return Source(SourceFiles(state, rows, None), schema, table.partition_columns, is_shared=is_shared)
+    return Source(state, rows, None, schema, table.partition_columns, is_shared=is_shared)
 
 
 def _shape(state: TableState, rows: Relation, number: int, shapes: ShapeReader) -> Shape:
     """Return what all files have in common."""
-    found_shapes = mapped_files(
+    of_files = mapped_files(
         rows, lambda _: shapes, SHAPES, state, runs=True, tasks=lambda spark: read_tasks(spark, number, 0)
     )
-    keys = [sql.col(name).alias(name) for name in SHAPES.names[:1]]
     first_path = sql.call("min", sql.col(FILE_PATH)).alias(FILE_PATH)
-    rows_of_shapes = collected(grouped(found_shapes, keys, [first_path])).sort_by(FILE_PATH)
+    rows_of_shapes = collected(grouped(of_files, sql.columns(SHAPE), [first_path])).sort_by(FILE_PATH)
     return reduce(Shape.with_files, map(Shape.of, rows_of_shapes.to_pylist()))
 
 
@@ -409,34 +390,38 @@ def table_source(name: str, sessions: SessionSource, state_at: Callable[[str], T
         NoSuchTableError: there is no such table.
         UnsupportedError: it is a view, or a table of another format.
     """
-    spark = sessions.get()
-    described = _described(spark, name)
+    table, described = _described(sessions.get(), name)
     if (file_format := _format(described)) is None or "location" not in described:
         kind = described.get("serde_library") or described.get("provider") or described.get("type", "").lower()
         raise UnsupportedError(f"{name}: it is of the kind {kind}: expected a table of Parquet, ORC or Avro files")
-    table = spark.table(name)
     schema, names = table.schema, described.get("partition_columns", [])
     folders = _folders([(column, _text(schema[column])) for column in names])
     by_hive = described["provider"] == "hive" and file_format == "avro"
     rows = _files(table, file_format, folders, by_hive=by_hive)
-    properties = described.get("table_properties", {})
-    files = SourceFiles(state_at(described["location"]), rows, None)
     is_managed = described.get("type") == "MANAGED"
-    is_shared = "Spark manages the table, so that DROP TABLE deletes its files" if is_managed else None
-    return Source(files, schema, names, properties, is_shared)
+    return Source(
+        state_at(described["location"]),
+        rows,
+        None,
+        schema,
+        names,
+        described.get("table_properties", {}),
+        "Spark manages the table, so that DROP TABLE deletes its files" if is_managed else None,
+    )
 
 
-def _described(spark: SparkSession, name: str) -> dict[str, Any]:
+def _described(spark: SparkSession, name: str) -> tuple[DataFrame, dict[str, Any]]:
+    """Return a table, and what Spark's catalog says about it."""
     from pyspark.errors import AnalysisException
 
     try:
-        row = spark.sql(f"DESCRIBE TABLE EXTENDED {name} AS JSON").toArrow()
+        table = spark.table(name)
+        text = spark.sql(f"DESCRIBE TABLE EXTENDED {name} AS JSON").toArrow().column(0)[0].as_py()
     except AnalysisException as error:
         if "NOT_FOUND" in str(error):
             raise NoSuchTableError(f"{name}: there is no such table in Spark's catalog") from error
         raise UnsupportedError(f"{name}: Spark's catalog does not describe it: {first_line(error)}") from error
-    document: dict[str, Any] = json.loads(row.column(0)[0].as_py())
-    return document
+    return table, json.loads(text)
 
 
 def _format(described: Mapping[str, Any]) -> str | None:

@@ -210,14 +210,14 @@ FOLDERS = {
     "int": (["1", "007", "-5"], IntegerType(), [1, 7, -5]),
     "long": (["1", "2147483648"], LongType(), [1, 2**31]),
     "least": (["-2147483648"], IntegerType(), [-(2**31)]),
-    "double": (["1", "1.5", "2e3"], DoubleType(), [1.0, 1.5, 2000.0]),
+    "double": (["1", "1.5", "2e3", ".5", "1."], DoubleType(), [1.0, 1.5, 2000.0, 0.5, 1.0]),
     "date": (["2026-01-31", "__HIVE_DEFAULT_PARTITION__"], DateType(), [date(2026, 1, 31), None]),
     "no date": (["2026-02-31"], StringType(), ["2026-02-31"]),
     "mixed": (["1", "2026-01-31"], StringType(), ["1", "2026-01-31"]),
     "text": (["null", "a%20b+c", ""], StringType(), ["null", "a b+c", ""]),
     "nulls": (["__HIVE_DEFAULT_PARTITION__"], StringType(), [None]),
     "time": (["2026-01-31 10%3A00%3A00"], StringType(), ["2026-01-31 10:00:00"]),
-    "large": (["9223372036854775808"], StringType(), ["9223372036854775808"]),
+    "large": (["9223372036854775808", "1" * 30], StringType(), ["9223372036854775808", "1" * 30]),
 }
 
 
