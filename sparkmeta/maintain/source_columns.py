@@ -55,8 +55,8 @@ class Shape:
         """Return the columns of these files and of others.
 
         Raises:
-            ValidationError: a column has types of which none can be promoted to the other, or the folders of the files
-                name other columns.
+            ValidationError: a column has two types, and neither can be promoted to the other; or the folders of the
+                files name other columns.
         """
         names, other_names = ([column.name for column in shape.folders] for shape in (self, other))
         if names != other_names:
@@ -107,8 +107,8 @@ def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path:
     kind = _merged_type(column.type, other.type)
     if kind is None:
         raise ValidationError(
-            f"{path}: column {name} is of the type {other.type}, but of {column.type} in other files: expected types "
-            "of which one can be promoted to the other"
+            f"{path}: column {name} is of the type {other.type}, but of {column.type} in other files: "
+            "neither can be promoted to the other"
         )
     nested = other if column.type == UNKNOWN else column
     children = _merged(column.children, other.children, f"{name}.", path)

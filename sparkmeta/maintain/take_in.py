@@ -271,7 +271,7 @@ class TakeIn:
         if keys[0].startswith(keys[1]) or keys[1].startswith(keys[0]):
             raise ValidationError(
                 f"{table.full_name}: location is {table.metadata.location}, and the files of {self.source} are in "
-                f"{source_location}: expected folders of which none is inside the other"
+                f"{source_location}: neither may be inside the other"
             )
 
 
