@@ -315,7 +315,7 @@ def test_catalogs(spark: SparkSession, tmp_path: Path, any_catalog: tuple[Catalo
     assert table.metadata.location == f"file://{tmp_path}/source"
     assert {"migrated": "true"}.items() <= table.properties.items()
     assert row_texts(table.scan().to_df()) == expected
-    table = table.append(source.limit(1)).delete("n = 0")
+    table = table.append(spark.sql(ROWS).limit(1)).delete("n = 0")
     assert row_texts(table.scan().to_df().where("n = 0")) == []
     assert not table.check().collect()
 
