@@ -87,6 +87,7 @@ ARGUMENTS |= {
     "list_namespaces": {},
     "list_tables": {"namespace": "db"},
     "list_views": {"namespace": "db"},
+    "migrate_table": None,  # needs files
     "load_table": {"identifier": "db.v2"},
     "load_view": {"identifier": "db.v"},
     "namespace_exists": {"namespace": "db"},
@@ -95,6 +96,7 @@ ARGUMENTS |= {
     "rename_table": {"from_identifier": "db.v4", "to_identifier": "db.renamed"},
     "rename_view": {"from_identifier": "db.new_view", "to_identifier": "db.renamed_view"},
     "replace": {"view_version": QUERY},
+    "snapshot_table": None,  # needs files
     "sql_for": {"dialect": "spark"},
     "table_exists": {"identifier": "db.v2"},
     "version": {"version_id": 1},

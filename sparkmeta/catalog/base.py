@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
+from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import HoldsViews
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
 from sparkmeta.storage.content import without_secrets
 from sparkmeta.text import fact_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyiceberg.schema import Schema
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from sparkmeta.catalog.recovery import Recovery, RecoveryPlan
     from sparkmeta.maintain.purge import PurgePlan
+    from sparkmeta.maintain.take_in import TakeIn, TakeInPlan
     from sparkmeta.session import SessionSource
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
 Identifier = str | tuple[str, ...]
@@ -52,6 +56,9 @@ class Catalog(HoldsViews):
 
         @property
         def name(self) -> str: ...
+
+        @property
+        def sessions(self) -> SessionSource: ...
 
     @property
     @abstractmethod
@@ -136,6 +143,129 @@ class Catalog(HoldsViews):
             )
         except TableAlreadyExistsError:
             return self.load_table(identifier, spark)
+
+    def snapshot_table(  # noqa: PLR0913  create_table's, and the source
+        self,
+        source: str,
+        identifier: Identifier,
+        *,
+        schema: Schema | pa.Schema | StructType | None = None,
+        partition_by: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        format_version: int | None = None,
+        location: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> TakeInPlan[Table]:
+        """Plan a new table of the files of a source, which stays in use: Iceberg's procedure `snapshot`.
+
+        Nothing changes before the plan's `commit()`, which returns the table. Later commits write to the table's own
+        folder. The property `gc.enabled` is `false`: no operation deletes files of the source.
+
+        Args:
+            source: a folder of Parquet, ORC or Avro files, such as `"/data/orders"`, or the name of a table of such
+                files in Spark's own catalog. A folder has a slash in its name.
+            identifier: the new table.
+            schema: its columns. Defaults to the columns of Spark's table, or else of the files and of their folders
+                `name=value`, all optional. Columns of files are merged by name, and their types promoted.
+            partition_by: its partition fields, as for `create_table`. Defaults to the source's partition columns.
+            properties: its properties, in addition to the properties of Spark's table.
+            format_version: as for `create_table`.
+            location: its folder, outside of the source's. Defaults to the catalog's choice.
+
+        Raises:
+            TableAlreadyExistsError: the table exists.
+            NoSuchTableError: Spark's catalog has no such table.
+            NoSuchNamespaceError: the namespace of the new table does not exist.
+            NotFoundError: the folder has no data files.
+            UnsupportedError: the source is of another kind, such as a Delta table, or the catalog can't hold the table.
+            ValidationError: files contradict each other or an argument.
+        """
+        from sparkmeta.maintain.take_in import TakeIn
+
+        request = TakeIn(source, schema, partition_by, properties, format_version, location, migrates=False)
+        return self._take_in(request, identifier, spark)
+
+    def migrate_table(
+        self,
+        source: str,
+        identifier: Identifier,
+        *,
+        schema: Schema | pa.Schema | StructType | None = None,
+        partition_by: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        format_version: int | None = None,
+        spark: SparkSession | None = None,
+    ) -> TakeInPlan[Table]:
+        """Plan a new table that takes the place of a source: Iceberg's procedure `migrate`.
+
+        The folder of the table is the source's folder, and the table owns all files: maintenance may delete them. Drop
+        a table of Spark's catalog afterwards. It must be external, so that its files stay. Otherwise as
+        `snapshot_table`.
+        """
+        from sparkmeta.maintain.take_in import TakeIn
+
+        request = TakeIn(source, schema, partition_by, properties, format_version, None, migrates=True)
+        return self._take_in(request, identifier, spark)
+
+    def _take_in(self, request: TakeIn, identifier: Identifier, spark: SparkSession | None) -> TakeInPlan[Table]:
+        """See `snapshot_table` and `migrate_table`."""
+        from sparkmeta.catalog.new_table import metadata_of_new_table
+
+        names = as_names(identifier, 1)
+        if self.table_exists(names):
+            raise TableAlreadyExistsError(f"{'.'.join(names)}: the table already exists")
+
+        def new_table(
+            schema: Schema | pa.Schema | StructType,
+            partition_by: Sequence[str],
+            properties: Mapping[str, str],
+            location: str | None,
+        ) -> Table:
+            def metadata_at(folder: str) -> TableMetadata:
+                return metadata_of_new_table(
+                    folder,
+                    schema,
+                    UNPARTITIONED_PARTITION_SPEC,
+                    UNSORTED_SORT_ORDER,
+                    properties,
+                    format_version=request.format_version,
+                    partition_by=partition_by,
+                    sort_by=(),
+                )
+
+            return self._new_table(names, metadata_at, location, spark)
+
+        return request.plan(
+            self.sessions.for_caller(spark),
+            lambda location: self._files_at(location, spark),
+            new_table,
+            lambda: self.load_table(names, spark),
+        )
+
+    @abstractmethod
+    def _new_table(
+        self,
+        names: tuple[str, ...],
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
+    ) -> Table:
+        """Return a table that its first commit creates.
+
+        Args:
+            names: the table.
+            metadata_at: makes the metadata of the table in a folder.
+            location: the folder of its files; None for the catalog's choice.
+            spark: the session.
+
+        Raises:
+            NoSuchNamespaceError: the namespace does not exist.
+            UnsupportedError: the catalog can't hold the table, or hold it there.
+        """
+
+    @abstractmethod
+    def _files_at(self, location: str, spark: SparkSession | None) -> Files:
+        """Return what opens files at a location that belongs to no table of the catalog."""
 
     @abstractmethod
     def register_table(

@@ -35,13 +35,14 @@ from sparkmeta.operations.metadata_files import (
     latest_metadata,
     version_of,
 )
+from sparkmeta.operations.table_operations import NewTableOperations, new_version
 from sparkmeta.session import SessionSource
 from sparkmeta.storage.files import files_for, warehouse_io
-from sparkmeta.storage.location import join
-from sparkmeta.table import open_table
+from sparkmeta.storage.location import join, normalize
+from sparkmeta.table import open_table, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkmeta.catalog.recovery import Recovery
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
 # Maximum levels of namespaces below a warehouse.
@@ -106,22 +109,41 @@ class FileSystemCatalog(Catalog):
         # Here, since loading a catalog should not load Arrow.
         from sparkmeta.catalog.new_table import metadata_of_new_table
 
+        def metadata_at(folder: str) -> TableMetadata:
+            return metadata_of_new_table(
+                folder,
+                schema,
+                partition_spec,
+                sort_order,
+                properties,
+                format_version=format_version,
+                partition_by=partition_by,
+                sort_by=sort_by,
+            )
+
         names = as_names(identifier, 1)
-        folder = self._folder(names)
-        if location is not None and location.rstrip("/") != folder:
-            raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
-        metadata = metadata_of_new_table(
-            folder,
-            schema,
-            partition_spec,
-            sort_order,
-            properties,
-            format_version=format_version,
-            partition_by=partition_by,
-            sort_by=sort_by,
-        )
-        FileSystemOperations(self._views(spark).files, folder).commit(None, metadata)
+        new_table = self._new_table(names, metadata_at, location, spark)
+        new_table.operations.commit(None, new_table.metadata)
         return self.load_table(names, spark)
+
+    def _new_table(
+        self,
+        names: tuple[str, ...],
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
+    ) -> Table:
+        """See `Catalog._new_table`."""
+        folder = self._folder(names)
+        if location is not None and normalize(location.rstrip("/")) != normalize(folder):
+            raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
+        version, files = new_version(metadata_at(folder)), self._views(spark).files
+        operations = NewTableOperations(version, FileSystemOperations(files, folder))
+        return table_of(version, self.sessions.for_caller(spark), files, names, operations)
+
+    def _files_at(self, location: str, spark: SparkSession | None) -> Files:
+        """See `Catalog._files_at`."""
+        return files_for(self.sessions.for_caller(spark), location, warehouse_io(self.properties, location))
 
     def register_table(
         self,

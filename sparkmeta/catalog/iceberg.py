@@ -44,7 +44,13 @@ from sparkmeta.operations.rest import (
     rename_rest_table,
     rest_table_exists,
 )
-from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
+from sparkmeta.operations.table_operations import (
+    TREES_ELSEWHERE,
+    NewTableOperations,
+    StaticOperations,
+    load_version,
+    new_version,
+)
 from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.content import VendedIO, expiry
@@ -53,7 +59,7 @@ from sparkmeta.storage.location import join, parents
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
     import pyarrow as pa
@@ -141,34 +147,77 @@ class IcebergCatalog(Catalog):
         # Here, since loading a catalog should not load Arrow.
         from sparkmeta.catalog.new_table import metadata_of_new_table
 
+        def metadata_at(folder: str) -> TableMetadata:
+            return metadata_of_new_table(
+                folder,
+                schema,
+                partition_spec,
+                sort_order,
+                properties,
+                format_version=format_version,
+                partition_by=partition_by,
+                sort_by=sort_by,
+            )
+
         names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])
-        rest = self._rest
-        # A REST catalog chooses the location later: errors name the table.
-        folder = location or (f"rest:{'.'.join(names)}" if rest is not None else self._default_location(names))
-        metadata = metadata_of_new_table(
-            folder,
-            schema,
-            partition_spec,
-            sort_order,
-            properties,
-            format_version=format_version,
-            partition_by=partition_by,
-            sort_by=sort_by,
-        )
-        if rest is not None:
-            _refuse_tree(metadata, names)
+        if (rest := self._rest) is not None:
+            metadata = self._rest_metadata(names, metadata_at, location)
             return self._opened(create_rest_table(rest, names, metadata, location), names, spark)
+        if self._is_sql or self._glue is not None:
+            new_table = self._new_table(names, metadata_at, location, spark)
+            with catalog_errors(self.pyiceberg, names):
+                new_table.operations.commit(None, new_table.metadata)
+            return self.load_table(names, spark)
+        metadata = metadata_at(location or self._default_location(names))
+        _refuse_tree(metadata, names)
+        version = {"format-version": str(metadata.format_version)}
+        layout = (metadata.schema(), location, metadata.spec(), metadata.sort_order())
         with catalog_errors(self.pyiceberg, names):
-            files = files_for(self.sessions.for_caller(spark), folder, self.pyiceberg._load_file_io(location=folder))
-            if (pointer := self._pointer_operations(names, files)) is not None:
-                pointer.commit(None, metadata)
-            else:
-                _refuse_tree(metadata, names)
-                version = {"format-version": str(metadata.format_version)}
-                layout = (metadata.schema(), location, metadata.spec(), metadata.sort_order())
-                self.pyiceberg.create_table(names, *layout, metadata.properties | version)
+            self.pyiceberg.create_table(names, *layout, metadata.properties | version)
         return self.load_table(names, spark)
+
+    def _new_table(
+        self,
+        names: tuple[str, ...],
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
+    ) -> Table:
+        """See `Catalog._new_table`. A REST catalog gets a request that creates nothing, and chooses the location."""
+        self._refuse_nested(names[:-1])
+        if (rest := self._rest) is not None:
+            metadata = self._rest_metadata(names, metadata_at, location)
+            table = self._opened(create_rest_table(rest, names, metadata, location, staged=True), names, spark)
+            # If others create the table meanwhile, it has another uuid.
+            once_created = replace(cast("RestOperations", table.operations), table_uuid=None)
+            return replace(table, operations=NewTableOperations(table.version, once_created))
+        with catalog_errors(self.pyiceberg, names):
+            refuse_missing_namespace(self.pyiceberg, names)
+        folder = location or self._default_location(names)
+        version, files = new_version(metadata_at(folder)), self._files_at(folder, spark)
+        pointer = self._pointer_operations(names, files)
+        if pointer is None:
+            raise UnsupportedError(f"{'.'.join(names)}: {self._refusal}")
+        operations = NewTableOperations(version, pointer)
+        return table_of(version, self.sessions.for_caller(spark), files, names, operations)
+
+    def _files_at(self, location: str, spark: SparkSession | None) -> Files:
+        """See `Catalog._files_at`."""
+        with catalog_errors(self.pyiceberg):
+            io = self.pyiceberg._load_file_io(location=location)
+        return files_for(self.sessions.for_caller(spark), location, io)
+
+    def _rest_metadata(
+        self, names: tuple[str, ...], metadata_at: Callable[[str], TableMetadata], location: str | None
+    ) -> TableMetadata:
+        """Return the metadata of a new table of a REST catalog.
+
+        The catalog may choose the location later: errors name the table.
+        """
+        metadata = metadata_at(location or f"rest:{'.'.join(names)}")
+        _refuse_tree(metadata, names)
+        return metadata
 
     def register_table(
         self, identifier: Identifier, metadata_location: str, spark: SparkSession | None = None
@@ -223,9 +272,7 @@ class IcebergCatalog(Catalog):
             problem = "the catalog names no metadata file that can be read: location is needed, the folder of the table"
             raise ValidationError(f"{name}: {problem}")
         folder = join(location, METADATA) if location is not None else parents(current or "")[0]
-        with catalog_errors(self.pyiceberg, names):
-            io = self.pyiceberg._load_file_io(location=folder)
-        sessions = self.sessions.for_caller(spark)
+        files, sessions = self._files_at(folder, spark), self.sessions.for_caller(spark)
 
         def restore(chosen: str, newer: Sequence[str]) -> Table:  # noqa: ARG001  other files stay
             if chosen == current:
@@ -240,7 +287,7 @@ class IcebergCatalog(Catalog):
                 problem = f"the catalog no longer has the table, which was not registered again at {chosen}"
                 raise CatalogError(f"{name}: {problem}: {error}") from error
 
-        return Recovery(name, folder, files_for(sessions, folder, io), sessions, current, restore)
+        return Recovery(name, folder, files, sessions, current, restore)
 
     def rename_table(
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None

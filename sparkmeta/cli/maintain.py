@@ -298,7 +298,8 @@ def _deleted(committed: Mapping[str, Any]) -> list[str]:
     return [counts, *(f"  {problem}" for problem in committed["problems"])]
 
 
-def _metadata_written(committed: Mapping[str, Any]) -> list[str]:
+def metadata_written(committed: Mapping[str, Any]) -> list[str]:
+    """Return the line about a new metadata file; see `MaintenanceCommand.outcome`."""
     return [f"written: {committed['metadata_location']}"]
 
 
@@ -435,7 +436,7 @@ OPERATIONS = {
         "Downgrade a metadata tree to format version 3, with manifest lists.\n\nBranches and tags keep their "
         "snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads and writes the table "
         "afterwards.",
-        _metadata_written,
+        metadata_written,
         (
             TextColumn("snapshot", "snapshot_id"),
             TextColumn("content"),
@@ -450,7 +451,7 @@ OPERATIONS = {
     "convert_tree": MaintenanceCommand(
         "Convert a metadata tree to the layout of the proposal, or to the one of the Iceberg project.\n\nThe head of "
         "each branch gets a snapshot in the new layout; earlier snapshots keep theirs.",
-        _metadata_written,
+        metadata_written,
         (
             TextColumn("branch"),
             TextColumn("content"),

@@ -53,8 +53,8 @@ class PlanSummary:
 class Plan(ABC, Generic[TableT, DoneT]):
     """A plan to maintain a table, carried out by `commit`. Nothing changes before.
 
-    All maintenance operations return plans, and so does `Catalog.purge_table`. Some plans have more members
-    than these. The reference of `Maintenance` names them.
+    All maintenance operations return plans, and so do `purge_table`, `snapshot_table` and `migrate_table` of a
+    `Catalog`. Some plans have more members than these. The reference of `Maintenance` names them.
 
     Attributes:
         table: the table.

@@ -29,6 +29,7 @@ from requests.auth import AuthBase
 from sparkmeta.errors import (
     CatalogError,
     CommitStateUnknownError,
+    NoSuchTableError,
     NoSuchViewError,
     UnsupportedError,
     ValidationError,
@@ -41,6 +42,7 @@ from sparkmeta.operations.table_operations import (
     failure,
     has_any_snapshot,
     new_snapshot_ids,
+    new_version,
     outcome_of,
     readable_text,
     refuse_other_table,
@@ -163,23 +165,23 @@ class RestOperations:
             return self._version(answer)
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
-        """See `TableOperations.commit`. Tables are created by `create_table` instead.
+        """See `TableOperations.commit`. Without a base, creates a table that `create_rest_table` has staged.
 
         If the response is lost, the request is sent again until its outcome is known. Repeating it is harmless: the
-        requirements refuse a second snapshot or move of a branch, and properties get the same values.
+        requirements refuse a second table, snapshot or move of a branch, and properties get the same values.
         """
-        assert base is not None, "the catalog creates its tables"
-        changes = changed_parts(base.metadata, new)
-        if not changes:
+        changes = changed_parts(None if base is None else base.metadata, new)
+        if base is not None and not changes:
             return base
         readable_text(new, ".".join(self.identifier))
         namespace, name = self.identifier[:-1], self.identifier[-1]
         request = {
             "identifier": {"namespace": namespace, "name": name},
-            "requirements": requirements_of(base.metadata, changes),
+            "requirements": requirements_of(None if base is None else base.metadata, changes),
             "updates": updates_of(changes, new),
         }
-        attempt = _Attempt(base, changes, new_snapshot_ids(base, new), request)
+        properties = (new if base is None else base.metadata).properties
+        attempt = _Attempt(base, changes, new_snapshot_ids(base, new), request, properties)
         with catalog_errors(self.catalog, self.identifier):
             try:
                 return self._send(attempt)
@@ -218,7 +220,8 @@ class RestOperations:
     def _send(self, attempt: _Attempt) -> TableVersion:
         self.catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
         url = _table_url(self.catalog, self.identifier)
-        return self._version(rest_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
+        errors = _CREATING if attempt.base is None else _COMMITTING
+        return self._version(rest_request(self.catalog, "POST", url, errors, attempt.request, self.token))
 
     def _settled(self, attempt: _Attempt, error: Exception) -> TableVersion:
         """Return the version of a failed attempt if it was committed after all.
@@ -228,7 +231,13 @@ class RestOperations:
         committed: list[TableVersion] = []
 
         def check() -> Outcome:
-            current = self.refresh()
+            try:
+                current = self.refresh()
+            except NoSuchTableError:
+                if attempt.base is not None:
+                    raise
+                committed.append(self._send(attempt))
+                return Outcome.WON
             outcome = attempt.outcome_in(current)
             if outcome is Outcome.WON:
                 committed.append(current)
@@ -239,9 +248,11 @@ class RestOperations:
                 return Outcome.WON
             return outcome
 
-        outcome = outcome_of(check, attempt.base.metadata.properties)
+        outcome = outcome_of(check, attempt.properties)
         if outcome is Outcome.WON:
             return committed[-1]
+        if outcome is Outcome.LOST and isinstance(error, iceberg.TableAlreadyExistsError):
+            raise error
         reason = CatalogError(shown_error(error, self.catalog.properties))
         raise failure(outcome, ".".join(self.identifier), reason) from reason
 
@@ -253,12 +264,17 @@ class RestOperations:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """An attempt to commit: its base, changes, new snapshots, and request."""
+    """An attempt to commit: its base, changes, new snapshots, and request.
 
-    base: TableVersion
+    Attributes:
+        properties: the table properties that control how the outcome of the attempt is found.
+    """
+
+    base: TableVersion | None
     changes: Changes
     snapshot_ids: set[int]
     request: dict[str, Any]
+    properties: Mapping[str, str]
 
     def outcome_in(self, current: TableVersion) -> Outcome:
         """Return the outcome if the catalog has a version: unknown if it would still accept the request."""
@@ -266,7 +282,7 @@ class _Attempt:
         if has_any_snapshot(metadata, ids) if ids else has_changes(metadata, self.changes):
             return Outcome.WON
         is_acceptable = requirements_of(metadata, self.changes) == self.request["requirements"]
-        return Outcome.UNKNOWN if is_acceptable else Outcome.LOST
+        return Outcome.UNKNOWN if is_acceptable and self.base is not None else Outcome.LOST
 
 
 def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> LoadedTable:
@@ -294,12 +310,21 @@ def rest_table_exists(catalog: RestCatalog, identifier: tuple[str, ...]) -> bool
 
 
 def create_rest_table(
-    catalog: RestCatalog, identifier: tuple[str, ...], metadata: TableMetadata, location: str | None
+    catalog: RestCatalog,
+    identifier: tuple[str, ...],
+    metadata: TableMetadata,
+    location: str | None,
+    *,
+    staged: bool = False,
 ) -> LoadedTable:
     """Create an empty table with the schema, partition spec, sort order, properties and version of `metadata`.
 
     Args:
+        catalog: the catalog.
+        identifier: the table.
+        metadata: what the table begins with.
         location: the folder of its files. Defaults to the catalog's choice.
+        staged: whether the catalog only prepares the table, which the first commit then creates.
 
     Raises:
         NoSuchNamespaceError: the namespace does not exist.
@@ -307,13 +332,17 @@ def create_rest_table(
         CommitStateUnknownError: the catalog did not respond; the table may exist.
         CatalogError: the catalog refuses.
     """
-    request: dict[str, Any] = {
-        "name": identifier[-1],
-        "schema": schema_to_json(metadata.schema()),
-        "partition-spec": partition_spec_to_json(metadata.spec()),
-        "write-order": sort_order_to_json(metadata.sort_order()),
-        "properties": metadata.properties | {"format-version": str(metadata.format_version)},
-    } | ({} if location is None else {"location": location})
+    request: dict[str, Any] = (
+        {
+            "name": identifier[-1],
+            "schema": schema_to_json(metadata.schema()),
+            "partition-spec": partition_spec_to_json(metadata.spec()),
+            "write-order": sort_order_to_json(metadata.sort_order()),
+            "properties": metadata.properties | {"format-version": str(metadata.format_version)},
+        }
+        | ({} if location is None else {"location": location})
+        | ({"stage-create": True} if staged else {})
+    )
     with catalog_errors(catalog, identifier):
         catalog._check_endpoint(Capability.V1_CREATE_TABLE)
         namespace = catalog._encode_namespace_path(identifier[:-1])
@@ -322,8 +351,10 @@ def create_rest_table(
             answer = rest_request(catalog, "POST", url, _CREATING, request)
         except (RequestException, iceberg.ServerError) as error:
             reason = shown_error(error, catalog.properties)
+            if staged:
+                raise CatalogError(f"{'.'.join(identifier)} can't be prepared: {reason}") from None
             raise CommitStateUnknownError(f"{'.'.join(identifier)} may have been created: {reason}") from None
-        return _loaded(catalog, identifier, answer)
+        return _loaded(catalog, identifier, answer, staged=staged)
 
 
 def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
@@ -405,8 +436,10 @@ def _is_refusal(error: Exception) -> bool:
     return status == _NOT_IMPLEMENTED or (400 <= status < 500 and status not in _WORTH_RETRYING)
 
 
-def _loaded(catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[str, Any]) -> LoadedTable:
-    version = _version_of(answer, identifier)
+def _loaded(
+    catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[str, Any], *, staged: bool = False
+) -> LoadedTable:
+    version = _staged_version(answer, identifier) if staged else _version_of(answer, identifier)
     config: dict[str, str] = answer.get("config") or {}
     credentials = [StorageCredential(**credential) for credential in answer.get("storage-credentials") or []]
     vended = catalog._resolve_storage_credentials(credentials, version.metadata_location)
@@ -428,6 +461,10 @@ def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> Table
     if not location:
         raise UnsupportedError(f"{'.'.join(identifier)}: the catalog's answer has no metadata-location")
     return TableVersion(location, table_metadata_from_json(JsonNode(answer.get("metadata"), location)))
+
+
+def _staged_version(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> TableVersion:
+    return new_version(table_metadata_from_json(JsonNode(answer.get("metadata"), ".".join(identifier))))
 
 
 # -- Views ------------------------------------------------------------------------------------------------------------

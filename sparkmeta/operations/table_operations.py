@@ -131,6 +131,36 @@ class StaticOperations:
         raise UnsupportedError(f"{self.version.metadata_location}: {self.refusal}")
 
 
+@dataclass(frozen=True)
+class NewTableOperations:
+    """The operations of a table that does not exist yet: the first commit creates it.
+
+    Attributes:
+        version: the metadata that the table begins with, and a location that names it in errors.
+        operations: the operations of the table once it exists.
+    """
+
+    refusal: ClassVar[str | None] = None
+    # The first commit sends all metadata.
+    replaces_metadata: ClassVar[bool] = True
+
+    version: TableVersion
+    operations: TableOperations
+
+    def refresh(self) -> TableVersion:
+        """Return the metadata that the table begins with."""
+        return self.version
+
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:  # noqa: ARG002  the protocol's
+        """Create the table; see `TableOperations.commit`."""
+        return self.operations.commit(None, new)
+
+
+def new_version(metadata: TableMetadata) -> TableVersion:
+    """Return the metadata of a table that does not exist yet, and a location that names it in errors."""
+    return TableVersion(join(metadata_folder(metadata), "new.metadata.json"), metadata)
+
+
 class Outcome(Enum):
     """The outcome of an attempt to commit."""
 

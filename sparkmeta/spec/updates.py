@@ -443,9 +443,14 @@ class Part(NamedTuple):
 Changes = dict[Part, Any]
 
 
-def changed_parts(base: TableMetadata, new: TableMetadata) -> Changes:
-    """Return the JSON of the parts that differ, as in `new`; None for parts that `new` lacks."""
-    before, after = _parts(base), _parts(new)
+def changed_parts(base: TableMetadata | None, new: TableMetadata) -> Changes:
+    """Return the JSON of the parts that differ, as in `new`; None for parts that `new` lacks.
+
+    Args:
+        base: the metadata before the changes; None for a new table.
+        new: the metadata with the changes.
+    """
+    before, after = {} if base is None else _parts(base), _parts(new)
     different = (part for part in before | after if before.get(part) != after.get(part))
     return {part: after.get(part) for part in different}
 
@@ -471,13 +476,17 @@ def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
     return [update for field, updates in _UPDATES.items() for update in updates(_FieldChanges(field, changes, new))]
 
 
-def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any]]:
+def requirements_of(base: TableMetadata | None, changes: Changes) -> list[dict[str, Any]]:
     """Return the requirements of changes: the parts that they are based on must equal those in `base`.
+
+    Without a base, there must be no table.
 
     A part that is removed must not have come into use, so all branches and tags must be the same as in `base`. The
     protocol can't require that there are no others.
     """
     required: list[dict[str, Any]] = []
+    if base is None:
+        return [{"type": "assert-create"}]
     if base.table_uuid is not None:
         required.append({"type": "assert-table-uuid", "uuid": str(base.table_uuid)})
     removing = {part.field for part, value in changes.items() if value is None}
@@ -592,6 +601,7 @@ def _statistics(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
 
 # In the order of requests: updates follow what they refer to.
 _UPDATES: dict[str, Callable[[_FieldChanges], Iterator[dict[str, Any]]]] = {
+    "table-uuid": _field_update("assign-uuid", "uuid"),
     "format-version": _field_update("upgrade-format-version", "format-version"),
     "location": _field_update("set-location", "location"),
     "schemas": _schemas,

@@ -139,15 +139,31 @@ def describe_files(
         NotFoundError: a file is missing.
         UnsupportedError: tasks can't open the files, or the table has a type or transform that can't be written.
     """
+    path_rows = _path_rows(state, paths)
+    if check_duplicates:
+        _refuse_present(path_rows, state)
+    count = len(paths) if isinstance(paths, Sequence) else None
+    return describe_rows(state, path_rows, count, check_other_tables=check_other_tables)
+
+
+def describe_rows(
+    state: TableState, path_rows: DataFrame, count: int | None, *, check_other_tables: bool
+) -> AddedFiles:
+    """Describe existing files; see `describe_files`.
+
+    Args:
+        state: the table at the branch's head.
+        path_rows: the files: rows of `FILE_PATH` and, if the folders above the files do not name their partitions, of
+            `FOLDERS`.
+        count: the number of files, whose paths differ; None if both are unknown.
+        check_other_tables: see `describe_files`.
+    """
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_transforms(state, state.metadata.sort_order())
     tasks = existing_files(state, check_other_tables=check_other_tables)
-    path_rows = _path_rows(state, paths)
-    if not isinstance(paths, Sequence):
+    if count is None:
         _refuse_repeated(path_rows, state)
-    if check_duplicates:
-        _refuse_present(path_rows, state)
-    count = len(paths) if isinstance(paths, Sequence) else most_tasks(state.spark) * _TASK_FILES
+        count = most_tasks(state.spark) * _TASK_FILES
     parts = max(1, min(most_tasks(state.spark), -(-count // _TASK_FILES)))
     with translated_errors():
         described = checkpointed(map_arrow(path_rows.repartition(parts), tasks.describe, tasks.schema))

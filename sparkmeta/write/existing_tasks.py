@@ -88,20 +88,27 @@ class FilePartitions:
         """The ids of the floating-point partition source columns."""
         return frozenset(field.source for field in self.fields if field.is_identity and field.type in _FLOATS)
 
-    def in_folders(self, location: str) -> frozenset[int]:
+    def in_folders(self, location: str, folders: str) -> frozenset[int]:
         """Return the ids of the columns whose values come from the folders of a file.
+
+        Args:
+            location: the file.
+            folders: the path of folders that name its partition.
 
         Raises:
             ValidationError: folders are ambiguous.
         """
-        indices = self._folders(location).by_field
+        indices = self._folders(location, folders).by_field
         return frozenset(self.fields[index].source for index in indices if self.fields[index].is_identity)
 
-    def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
+    def values(
+        self, location: str, folders: str, facts: Mapping[int, Facts], present: frozenset[int]
+    ) -> tuple[Any, ...]:
         """Return the partition values of a file, in bound form.
 
         Args:
             location: the file.
+            folders: the path of folders that name its partition.
             facts: metrics of its columns, by field id.
             present: ids of the table's columns that are in the file.
 
@@ -109,17 +116,17 @@ class FilePartitions:
             ValidationError: a value can't be determined, rows have different values, a folder contradicts the rows, or
                 a folder names a value that the rows would lack.
         """
-        folders = self._folders(location)
-        self._refuse_unused(folders, location, present)
+        named = self._folders(location, folders)
+        self._refuse_unused(named, location, present)
         return tuple(
-            self._value(field, location, folders.by_field.get(index), facts, present)
+            self._value(field, location, named.by_field.get(index), facts, present)
             for index, field in enumerate(self.fields)
         )
 
-    def _folders(self, location: str) -> _Folders:
+    def _folders(self, location: str, folders: str) -> _Folders:
         by_field: dict[int, _Folder] = {}
         unassigned = []
-        for names, text in assignments(location.rpartition("/")[0]):
+        for names, text in assignments(folders):
             folder = _Folder(names, text)
             indices = self._field_indices(names)
             if len(indices) > 1:
@@ -386,6 +393,8 @@ def _array(values: Sequence[Any], type_name: str) -> pa.Array:
 
 
 FILE_PATH: Final = "file_path"
+FOLDERS: Final = "folders"
+"""The path of folders that name a file's partition. Without this column, these are the folders above the file."""
 NEEDS_MAPPING: Final = "needs_name_mapping"
 IS_MISSING: Final = "is_missing"
 IS_UNREADABLE: Final = "is_unreadable"
@@ -439,20 +448,25 @@ class ExistingFiles:
         layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]] = []
         for batch in batches:
             paths = batch.column(FILE_PATH).to_pylist()
+            if FOLDERS in batch.schema.names:
+                folders = batch.column(FOLDERS).to_pylist()
+            else:
+                folders = [path.rpartition("/")[0] for path in paths]
             for start in range(0, len(paths), _BATCH_FILES):
-                yield self._result([self._described(path, layouts) for path in paths[start : start + _BATCH_FILES]])
+                files = [*zip(paths, folders, strict=True)][start : start + _BATCH_FILES]
+                yield self._result([self._described(*file, layouts) for file in files])
 
     def _described(
-        self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]]
+        self, location: str, folders: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]]
     ) -> _Described:
         file_format = None
         try:
             self._refuse_location(location)
             with translated_read_errors(location):
-                file_format = self._format(location)
+                file_format = format_of(self.reader, location)
                 if file_format == "PARQUET":
-                    return self._of_footer(location, layouts)
-                return self._of_rows(location, file_format)
+                    return self._of_footer(location, folders, layouts)
+                return self._of_rows(location, folders, file_format)
         except NotFoundError:
             return _Described(location, problem=f"{location}: there is no such file", is_missing=True)
         except (ValidationError, UnsupportedError) as error:
@@ -489,31 +503,21 @@ class ExistingFiles:
             # The reader may have no access to folders above the files.
             return False
 
-    def _format(self, location: str) -> str:
-        suffix = location.rpartition(".")[2].lower()
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
-        begin = self.reader.read_range(location, 0, 4)
-        for magic, file_format in _MAGIC.items():
-            if begin.startswith(magic):
-                return file_format
-        raise ValidationError(f"{location}: the file is not Parquet, ORC or Avro")
-
     # -- Parquet ----------------------------------------------------------------------------------------------------
 
     def _of_footer(
-        self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]]
+        self, location: str, folders: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]]
     ) -> _Described:
         with self.reader.open(location) as file:
             size = file.size()
             footer = pq.read_metadata(file)
-            layout = self._layout(footer, location, layouts)
+            layout = self._layout(footer, location, self.partitions.in_folders(location, folders), layouts)
             facts = layout.facts(footer, location)
             if numbers := self.partitions.floats & facts.keys():
                 facts = layout.with_nans(file, footer, facts, numbers)
         described = _Described(location, "PARQUET", footer.num_rows, size)
         described.needs_mapping = self._needs_mapping(layout.columns, has_ids=layout.has_ids)
-        described.partition = self.partitions.values(location, facts, layout.columns)
+        described.partition = self.partitions.values(location, folders, facts, layout.columns)
         described.split_offsets = split_offsets(footer)
         described.maps = metrics_of(self.columns.leaves, facts) | {"column_sizes": layout.sizes(footer)}
         return described
@@ -522,10 +526,10 @@ class ExistingFiles:
         self,
         footer: pq.FileMetaData,
         location: str,
+        in_folders: frozenset[int],
         layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]],
     ) -> FooterLayout:
         """Return the layout of a file. Files often share a layout, which is compared with the table only once."""
-        in_folders = self.partitions.in_folders(location)
         for schema, folders, layout in layouts:
             if folders == in_folders and schema.equals(footer.schema):
                 return layout
@@ -535,11 +539,11 @@ class ExistingFiles:
 
     # -- ORC and Avro -----------------------------------------------------------------------------------------------
 
-    def _of_rows(self, location: str, file_format: str) -> _Described:
+    def _of_rows(self, location: str, folders: str, file_format: str) -> _Described:
         """Read the rows of a file and compute its metrics."""
         file = open_data_file(self.reader, location, file_format)
         columns = file.columns
-        sources = self.columns.sources(columns, location, self.partitions.in_folders(location))
+        sources = self.columns.sources(columns, location, self.partitions.in_folders(location, folders))
         _refuse_types(file, sources, location, file_format)
         # Columns that the file lacks have no metrics: their values may come from partitions.
         indices = [index for index, source in enumerate(sources) if isinstance(source, FromFile)]
@@ -562,7 +566,7 @@ class ExistingFiles:
         facts = {leaf.id: _facts(metrics, leaf.id) for leaf in metrics.leaves}
         described = _Described(location, file_format, metrics.rows, self.reader.length(location))
         described.needs_mapping = self._needs_mapping(present_ids, has_ids=has_ids(columns))
-        described.partition = self.partitions.values(location, facts, present_ids)
+        described.partition = self.partitions.values(location, folders, facts, present_ids)
         described.maps = {**metrics.counts(), **metrics.bounds(), VALUE_SIZES: metrics.value_sizes()}
         return described
 
@@ -640,6 +644,18 @@ class _Described:
     problem: str | None = None
     is_missing: bool = False
     is_unreadable: bool = False
+
+
+def format_of(reader: ExecutorReader, location: str) -> str:
+    """Return the format of a data file, by its name or its first bytes. Raises ValidationError if it has none."""
+    suffix = location.rpartition(".")[2].lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    begin = reader.read_range(location, 0, 4)
+    for magic, file_format in _MAGIC.items():
+        if begin.startswith(magic):
+            return file_format
+    raise ValidationError(f"{location}: the file is not Parquet, ORC or Avro")
 
 
 def _refuse_types(file: DataFile, sources: Sequence[Source], location: str, file_format: str) -> None:

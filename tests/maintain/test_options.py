@@ -19,7 +19,9 @@ METHODS = {name: method for name, method in vars(Maintenance).items() if hasattr
 
 def test_each_operation_is_a_command_and_a_job() -> None:
     assert METHODS.keys() - {"health", "upgrade"} == OPERATIONS.keys()
-    assert (METHODS.keys() - {"health", "convert_tree", "rewrite_table_path", "repair"}) | {"check"} == {job.name for job in JOBS}
+    assert (METHODS.keys() - {"health", "convert_tree", "rewrite_table_path", "repair"}) | {"check"} == {
+        job.name for job in JOBS
+    }
 
 
 # Options that are arguments without a default, or with one that the help names.

@@ -1,0 +1,157 @@
+"""Merge the columns of data files and of the folders above them into the columns of a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import MapType, NestedField, StructType
+
+from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.maintain.take_in_tasks import SHAPE, STRING, UNKNOWN
+from sparkmeta.rows.resolve import IcebergColumn
+from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.schema import list_of, type_from_json
+from sparkmeta.write.existing_tasks import FILE_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.types import IcebergType
+
+# The fields of a variant in a file, of the type binary.
+_VARIANT: Final = frozenset({"metadata", "value"})
+_WIDER: Final = (("int", "long"), ("float", "double"))
+_NUMBERS: Final = ("int", "long", "double")
+_DECIMAL: Final = re.compile(r"decimal\((\d+), (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What some files have in common.
+
+    Attributes:
+        columns: the columns in the files.
+        folders: the columns in the folders above them.
+        path: a file, for errors.
+    """
+
+    columns: tuple[IcebergColumn, ...]
+    folders: tuple[IcebergColumn, ...]
+    path: str
+
+    @staticmethod
+    def of(row: dict[str, Any]) -> Shape:
+        """Return a row of `SHAPES`."""
+        columns, folders = json.loads(row[SHAPE])
+        return Shape(_columns(columns), _columns(folders), row[FILE_PATH])
+
+    def with_files(self, other: Shape) -> Shape:
+        """Return the columns of these files and of others.
+
+        Raises:
+            ValidationError: a column has two types, and neither can be promoted to the other; or the folders of the
+                files name other columns.
+        """
+        names, other_names = ([column.name for column in shape.folders] for shape in (self, other))
+        if names != other_names:
+            differing = " and ".join(
+                "/".join(f"{name}=..." for name in side) or "none" for side in (names, other_names)
+            )
+            raise ValidationError(f"{self.path} and {other.path}: the folders above them differ: {differing}")
+        folders = tuple(
+            replace(column, type=_folder_type(column.type, further.type))
+            for column, further in zip(self.folders, other.folders, strict=True)
+        )
+        return Shape(_merged(self.columns, other.columns, "", other.path), folders, self.path)
+
+    def schema(self) -> Schema:
+        """Return a schema of the columns, all optional. Columns of folders come last, unless files have them.
+
+        Raises:
+            ValidationError: Iceberg has no type for a column.
+        """
+        names = {column.name for column in self.columns}
+        in_folders = [
+            replace(column, type=STRING) if column.type == UNKNOWN else column
+            for column in self.folders
+            if column.name not in names
+        ]
+        return Schema(*_fields((*self.columns, *in_folders), count(1).__next__, self.path))
+
+
+def _columns(parts: Iterable[Any]) -> tuple[IcebergColumn, ...]:
+    return tuple(IcebergColumn(name, None, kind, _columns(children)) for name, kind, children in parts)
+
+
+def _merged(
+    columns: Sequence[IcebergColumn], others: Sequence[IcebergColumn], above: str, path: str
+) -> tuple[IcebergColumn, ...]:
+    """Return columns with the columns of another file, which come last if they are new."""
+    others_by_name = {column.name: column for column in others}
+    both = [
+        _merged_column(column, others_by_name.pop(column.name), f"{above}{column.name}", path)
+        if column.name in others_by_name
+        else column
+        for column in columns
+    ]
+    return (*both, *others_by_name.values())
+
+
+def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path: str) -> IcebergColumn:
+    kind = _merged_type(column.type, other.type)
+    if kind is None:
+        raise ValidationError(
+            f"{path}: column {name} is of the type {other.type}, but of {column.type} in other files: "
+            "neither can be promoted to the other"
+        )
+    nested = other if column.type == UNKNOWN else column
+    children = _merged(column.children, other.children, f"{name}.", path)
+    return replace(nested, type=kind, children=children)
+
+
+def _merged_type(kind: str, other: str) -> str | None:
+    """Return the type that values of both types can be promoted to; None if there is none."""
+    if other in (kind, UNKNOWN):
+        return kind
+    if kind == UNKNOWN:
+        return other
+    decimals = _DECIMAL.fullmatch(kind), _DECIMAL.fullmatch(other)
+    if decimals[0] and decimals[1] and decimals[0][2] == decimals[1][2]:
+        return max(kind, other, key=lambda text: int(text[len("decimal(") : text.index(",")]))
+    return next((pair[1] for pair in _WIDER if {kind, other} == {*pair}), None)
+
+
+def _folder_type(kind: str, other: str) -> str:
+    """Return the type of values in folders. Any other combination is text."""
+    if UNKNOWN in (kind, other):
+        return other if kind == UNKNOWN else kind
+    if kind in _NUMBERS and other in _NUMBERS:
+        return max(kind, other, key=_NUMBERS.index)
+    return kind if kind == other else STRING
+
+
+def _fields(columns: Iterable[IcebergColumn], next_id: Callable[[], int], path: str) -> list[NestedField]:
+    return [NestedField(next_id(), column.name, _type(column, next_id, path), required=False) for column in columns]
+
+
+def _type(column: IcebergColumn, next_id: Callable[[], int], path: str) -> IcebergType:
+    match column.type:
+        case "struct" if {child.name for child in column.children if child.type == "binary"} >= _VARIANT:
+            raise ValidationError(f"{path}: column {column.name}: variants can't be taken in")
+        case "struct":
+            return StructType(*_fields(column.children, next_id, path))
+        case "list":
+            return list_of(next_id(), _type(column.children[0], next_id, path), element_required=False)
+        case "map":
+            key, value = (_type(child, next_id, path) for child in column.children)
+            return MapType(next_id(), key, next_id(), value, value_required=False)
+    try:
+        return type_from_json(JsonNode(column.type, path))
+    except CorruptFileError:
+        raise ValidationError(f"{path}: column {column.name}: Iceberg has no type for {column.type}") from None
