@@ -409,7 +409,7 @@ OPERATIONS = {
     "repair": MaintenanceCommand(
         "Find damage: files that are gone, and entries that contradict their files or each other.\n\n`--kinds` names "
         "the kinds to mend.",
-        _metadata_written,
+        metadata_written,
         (
             TextColumn("damage"),
             TextColumn("content"),
