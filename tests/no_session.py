@@ -96,6 +96,7 @@ ARGUMENTS |= {
     "rename_table": {"from_identifier": "db.v4", "to_identifier": "db.renamed"},
     "rename_view": {"from_identifier": "db.new_view", "to_identifier": "db.renamed_view"},
     "replace": {"view_version": QUERY},
+    "recover_table": {"identifier": "db.v2"},
     "snapshot_table": None,  # needs files
     "sql_for": {"dialect": "spark"},
     "table_exists": {"identifier": "db.v2"},

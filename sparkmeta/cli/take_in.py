@@ -1,4 +1,4 @@
-"""The commands that make tables of existing files: `snapshot-table` and `migrate-table`."""
+"""The commands that make tables of existing files: `snapshot-table`, `migrate-table` and `recover-table`."""
 
 from __future__ import annotations
 
@@ -77,4 +77,39 @@ def _command(kind: str, *options: Callable[[Any], Any]) -> click.Command:
     return click.command(f"{kind}-table", help=_ABOUT[kind])(command)
 
 
-COMMANDS = [_command("snapshot", _LOCATION), _command("migrate")]
+_RECOVERED = MaintenanceCommand(
+    "",
+    metadata_written,
+    (
+        TextColumn("path", "file_path", "path"),
+        TextColumn("version", "version", "count"),
+        TextColumn("chosen", "is_chosen"),
+        TextColumn("problem"),
+    ),
+    "metadata files that are given up, and the one that becomes current",
+)
+
+
+@click.command("recover-table")
+@click.argument("table", metavar="TABLE")
+@click.option("--location", metavar="FOLDER", help="The folder of the table, if the catalog lacks the table.")
+@click.option("--metadata-location", metavar="FILE", help="The metadata file to take. Defaults to the newest.")
+@click.option("--files", is_flag=True, help=f"Print the {_RECOVERED.files}.")
+@click.option("--commit", is_flag=True, help="Recover the table, instead of only printing the plan.")
+@takes_row_options
+@takes_catalog
+def recover_table(
+    source: CatalogSource, row_options: RowOptions, table: str, files: bool, commit: bool, **arguments: Any
+) -> None:
+    """Recover a table whose metadata file is lost or cut, from the metadata files in its folder.
+
+    TABLE is an identifier in the catalog. The newest file that can be read becomes current.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Reading metadata files"):
+        plan = source.open_catalog().recover_table(table, **arguments)
+    carry_out(plan, row_options, _RECOVERED, files=files, commit=commit)
+
+
+COMMANDS = [_command("snapshot", _LOCATION), _command("migrate"), recover_table]

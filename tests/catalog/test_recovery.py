@@ -10,6 +10,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.storage.location import local_path
+from tests.command_line import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,6 +136,19 @@ def test_an_older_version_is_chosen(spark: SparkSession, tmp_path: Path, kind: s
     assert ids(catalog.recover_table("db.t", metadata_location=older, spark=spark).commit()) == [0, 1]
     with pytest.raises(sm.NoSuchTableError, match="there is no metadata file v99"):
         catalog.recover_table("db.t", metadata_location="v99.metadata.json", spark=spark)
+
+
+def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = new_catalog(tmp_path, "folders")
+    table = new_table(catalog, 2, spark)
+    cut(Path(local_path(table.metadata_location)))
+    properties = ["--catalog", "lake", "--property", "type=hadoop", "--property", f"warehouse={tmp_path.as_uri()}"]
+    planned = invoke(["recover-table", "db.t", "--files", *properties])
+    assert planned.exit_code == 0, planned.output
+    assert "v3.metadata.json with 2 snapshots becomes current" in planned.stdout
+    assert "lost: " in planned.stdout
+    assert invoke(["recover-table", "db.t", "--commit", *properties]).exit_code == 0
+    assert ids(catalog.load_table("db.t", spark)) == [0, 1]
 
 
 def test_others_have_committed(spark: SparkSession, tmp_path: Path) -> None:
