@@ -143,8 +143,9 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(catalog, 2, spark)
     cut(Path(local_path(table.metadata_location)))
     properties = ["--catalog", "lake", "--property", "type=hadoop", "--property", f"warehouse={tmp_path.as_uri()}"]
-    planned = invoke(["recover-table", "db.t", "--files", *properties])
+    planned = invoke(["recover-table", "db.t", *properties])
     assert planned.exit_code == 0, planned.output
+    assert "v4.metadata.json" in invoke(["recover-table", "db.t", "--files", *properties]).stdout
     assert "v3.metadata.json with 2 snapshots becomes current" in planned.stdout
     assert "lost: " in planned.stdout
     assert invoke(["recover-table", "db.t", "--commit", *properties]).exit_code == 0
