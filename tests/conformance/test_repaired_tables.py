@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # Tables that lack files, or have delete files that are not newer than any data file.
 DAMAGED = (*LACKING, "spec_name_clash", "data_rewritten", "equality_across_specs")
 SOUND = [name for name in peers.names(without=("made_up", "encrypted")) if not name.startswith(DAMAGED)]
-WITH_FILES = [name for name in NAMES if not name.startswith((*DAMAGED, *UNREAD)) and not name.endswith("_v4")]
+# Tables that lack files of older snapshots, or that only their catalog may change.
+UNMOVED = (*DAMAGED, *UNREAD, "sort_orders", "duplicated", "pyiceberg")
+WITH_FILES = [name for name in NAMES if not name.startswith(UNMOVED) and not name.endswith("_v4")]
 
 
 @pytest.mark.java
@@ -50,8 +52,13 @@ def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Pa
     lost, cut = paths[:1], paths[1:2]
     if not lost:
         pytest.skip("the table is empty")
+    columns = [column.name for column in table.schema().fields]
     before = corpus.java.table(table.metadata_location, "before").rows(columns=("*", "_file AS file_of_the_row"))
-    expected = row_texts(before.where(~F.col("file_of_the_row").isin(lost + cut)).drop("file_of_the_row"))
+    as_ours = table.scan().select(*columns, "_file").to_df().withColumnRenamed("_file", "file_of_the_row")
+    expected, expected_of_ours = (
+        row_texts(rows.where(~F.col("file_of_the_row").isin(lost + cut)).drop("file_of_the_row"))
+        for rows in (before, as_ours)
+    )
     lost_rows = {path: count_of(table, path) for path in lost + cut}
     for path in lost:
         Path(local_path(path)).unlink()
@@ -64,7 +71,7 @@ def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Pa
     assert plan.summary().lost_rows == sum(lost_rows.values())
     mended = plan.commit()
     assert row_texts(corpus.java.table(mended.metadata_location, "mended").rows()) == expected
-    assert row_texts(mended.scan().to_df()) == expected
+    assert row_texts(mended.scan().to_df()) == expected_of_ours
     assert mended.maintenance.repair(kinds).summary().is_empty
 
 
