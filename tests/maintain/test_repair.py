@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,7 +17,6 @@ import sparkmeta as sm
 from sparkmeta.storage.location import local_path
 from tests.conftest import configured
 from tests.peers.java import Java
-from tests.peers.slices import SOAK
 from tests.trees import TreeTable, data
 
 if TYPE_CHECKING:
@@ -195,12 +193,7 @@ CASES = [(name, *layout, by) for name in DAMAGE for layout in sorted({*LAYOUTS})
 CASES += [("lose_deletes", kind, "identity", by) for kind in WITH_DELETES for by in ("driver", "tasks")]
 
 
-def share_of(cases: list[Any]) -> list[Any]:
-    """Return one in four cases, the same in every run; with the soak, all."""
-    return cases if SOAK else [case for case in cases if zlib.crc32(repr(case).encode()) % 4 == 0]
-
-
-@pytest.mark.parametrize(("name", "kind", "layout", "by"), share_of(CASES))
+@pytest.mark.parametrize(("name", "kind", "layout", "by"), CASES)
 def test_files(spark: SparkSession, tmp_path: Path, name: str, kind: str, layout: str, by: str) -> None:
     table = new_table(spark, tmp_path, kind, layout)
     assert table.maintenance.repair().summary().is_empty
@@ -254,7 +247,7 @@ def assert_filters(table: sm.Table) -> None:
     assert table.scan(f"id <= {ids[-1]}").count() == len(ids)
 
 
-@pytest.mark.parametrize("kind", share_of([*KINDS]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_files_of_older_schemas(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Files are compared by the ids of columns, which were renamed, dropped, added and promoted since."""
     table = new_table(spark, tmp_path, kind)
@@ -280,7 +273,7 @@ def with_repeated(table: sm.Table, paths: list[str]) -> sm.Table:
     return table.refresh()
 
 
-@pytest.mark.parametrize(("kind", "by"), share_of([(kind, by) for kind in KINDS for by in ("driver", "tasks")]))
+@pytest.mark.parametrize(("kind", "by"), [(kind, by) for kind in KINDS for by in ("driver", "tasks")])
 def test_repeated_files(spark: SparkSession, tmp_path: Path, kind: str, by: str) -> None:
     """A file that was added twice is read once, with all of its deletes, and expiry does not delete it."""
     table = new_table(spark, tmp_path, kind)
@@ -373,7 +366,7 @@ def no_nulls(entry: dict[str, Any]) -> None:
 CHANGES = {change.__name__: change for change in (swap_bounds, lower_all_bounds, no_nulls)}
 
 
-@pytest.mark.parametrize(("kind", "change"), share_of([(kind, change) for kind in LISTS for change in CHANGES]))
+@pytest.mark.parametrize(("kind", "change"), [(kind, change) for kind in LISTS for change in CHANGES])
 def test_wrong_statistics(spark: SparkSession, tmp_path: Path, kind: str, change: str) -> None:
     table = new_table(spark, tmp_path, kind, "transforms")
     rows, before = rows_of(table), table.inspect.arrow.entries()
@@ -459,7 +452,7 @@ def manifests_of(table: sm.Table) -> list[str]:
 LOST = [(kind, False) for kind in KINDS if kind != "tree"] + [(kind, True) for kind in LISTS]
 
 
-@pytest.mark.parametrize(("kind", "cut"), share_of(LOST))
+@pytest.mark.parametrize(("kind", "cut"), LOST)
 def test_a_lost_manifest(spark: SparkSession, tmp_path: Path, kind: str, cut: bool) -> None:
     table = new_table(spark, tmp_path, kind)
     if kind == "tree of the Iceberg project":
@@ -497,7 +490,7 @@ def files_of(table: sm.Table, manifest: str) -> list[str]:
     return plan.filter(pc.equal(plan["manifest_path"], manifest))["file_path"].to_pylist()
 
 
-@pytest.mark.parametrize("kind", share_of([*KINDS]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_list(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Without the list of its head, a branch goes back to the newest snapshot that is complete."""
     table = new_table(spark, tmp_path, kind)
@@ -515,7 +508,7 @@ def test_a_lost_list(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     assert mended.maintenance.repair().summary().is_empty
 
 
-@pytest.mark.parametrize("kind", share_of([*KINDS]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_list_of_an_old_snapshot(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     table = new_table(spark, tmp_path, kind)
     rows, (first, second, *_) = rows_of(table), table.snapshots()
@@ -547,7 +540,7 @@ def test_the_version_hint(spark: SparkSession, tmp_path: Path, hint: str | None)
 # -- Beside other commits ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", share_of([*KINDS]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_beside_an_append(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     table = new_table(spark, tmp_path, kind)
     expected, rows = replace_data_file(table)
