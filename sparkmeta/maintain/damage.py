@@ -6,7 +6,7 @@ live entries of a branch -> files that are gone, or differ from their entries
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.entries.live import is_live_entry
-from sparkmeta.entries.projection import MANIFEST, ORDINAL
+from sparkmeta.entries.projection import DV_COLUMNS, MANIFEST, ORDINAL
 from sparkmeta.entries.relation import (
     among,
     beside,
@@ -26,13 +26,14 @@ from sparkmeta.entries.relation import (
     first,
     frame_of,
     grouped,
+    head,
     mapped_together,
     matching,
+    names,
     select,
     some_columns,
     union,
     united,
-    values,
     where,
     with_columns,
 )
@@ -47,18 +48,21 @@ from sparkmeta.maintain.reachable_tasks import MANIFEST as MANIFEST_FILE
 from sparkmeta.maintain.repair_tasks import (
     FINDINGS,
     MENDING,
+    SOUND,
     STORED,
     USED,
     ContentComparison,
     Damage,
     RepeatedFiles,
     SnapshotManifests,
+    Soundness,
     StoredLengths,
     finding,
     findings,
 )
 from sparkmeta.manifests.placement import mapped_files
-from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, hinted_version, version_of
+from sparkmeta.manifests.v4.root import in_files
+from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, hinted_version, newest_listed, version_of
 from sparkmeta.plan.filter import manifest_path
 from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
@@ -75,23 +79,19 @@ if TYPE_CHECKING:
     from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
 
-_ENTRY_COLUMNS = (
-    "content_type",
-    "location",
-    "file_format",
-    "version_info",
-    "deletion_vector",
-    "partition_spec_id",
-    "record_count",
-    "file_size_in_bytes",
-)
+_ENTRY_COLUMNS = DV_COLUMNS
+DELETE_MANIFEST = "delete manifest"
 _KEY = "stored_key"
 _OFFSET = "offset"
+# Maximum number of files that an error names.
+_MOST_NAMED = 3
 _IS_DATA = sql.col("content_type") == int(ContentType.DATA)
 _IS_LOST = sql.col("stored_path").isNull() | sql.col("is_missing")
 # Rules of `Table.check` whose violations are in the manifest list or root, and a rule for manifests that can't be read.
 _COUNT_RULES = ("manifest-counts", "manifest-length")
 _CONTENT_RULE = "manifest-content"
+# How the value begins in a violation by a manifest that can't be opened, which may be sound.
+_NOT_OPENED = "file is "
 _OF_LIST = ("min_sequence_number is ", "partitions.")
 
 
@@ -126,17 +126,27 @@ class DamageSearch:
         """Whether the branch's manifests are complete, so that their entries are compared with files."""
         return not self.lost_manifests
 
+    def files_that_are_back(self) -> list[str]:
+        """Return some lost or unreadable files of the branch that are there and complete by now."""
+        damage = sql.col("damage")
+        lost = where(self.rows, damage.isin([Damage.DATA.value, Damage.DELETES.value, Damage.UNREADABLE.value]))
+        if first(lost) is None:
+            return []
+        files = matching(distinct_rows(self._live, ["location", "file_format"]), lost, {"location": "file_path"})
+        back = head(where(self.soundness(files), sql.col("problem").isNull()), _MOST_NAMED)
+        return [str(path) for path in back.column(0).to_pylist()]
+
     # -- the version hint
 
     def _of_hint(self) -> pa.Table:
-        version, folder = version_of(self.metadata_location), self.state.metadata.location
-        rows = []
-        if Damage.HINT in self.kinds and version is not None:
-            hinted = hinted_version(self.state.files, folder)
-            if hinted != version:
-                problem = "there is no version in it" if hinted is None else f"it says version {hinted}"
+        files, folder, rows = self.state.files, self.state.metadata.location, []
+        if Damage.HINT in self.kinds and version_of(self.metadata_location) is not None:
+            # The table may be outdated.
+            newest, hinted = newest_listed(files, folder).version, hinted_version(files, folder)
+            if hinted != newest:
+                problem = "it is gone or has no version" if hinted is None else f"it says version {hinted}"
                 location = join(join(folder, METADATA), VERSION_HINT)
-                rows.append(finding(Damage.HINT, "version hint", location, f"{problem}: the newest is {version}"))
+                rows.append(finding(Damage.HINT, "version hint", location, f"{problem}: the newest is {newest}"))
         return pa.Table.from_batches([findings(rows)])
 
     # -- manifests
@@ -148,24 +158,29 @@ class DamageSearch:
             return FINDINGS.empty_table()
         used, head_id = self._used, self.head_id
         manifests = distinct_rows(where(used, sql.col("content") == MANIFEST_FILE), ["location"])
-        lost = where(self._lengths(manifests), sql.col("stored_length").isNull())
-        problems = dict.fromkeys(values(lost), "the file is gone")
+        checked = self.soundness(manifests)
+        unsound = collected(where(checked, sql.col("problem").isNotNull()))
+        problems = dict(zip(*(unsound.column(name).to_pylist() for name in SOUND.names), strict=True))
         unreadable = collected(where(used, sql.col("problem").isNotNull())).to_pylist()
         if not has_tree(self.state.metadata) and all(row["snapshot_id"] != head_id for row in unreadable):
-            for row in self._violations:
-                if row["rule"] == _CONTENT_RULE:
-                    problems.setdefault(row["location"], f"{row['value']}: {row['problem']}")
+            problems |= {path: problem for path, problem in self._undecodable() if path not in problems}
         broken = collected(among(used, "location", pa.array(problems, pa.string()))).to_pylist()
         broken = [row | {"problem": problems[row["location"]]} for row in broken]
-        rows = [
-            finding(
-                Damage.MANIFESTS, row["content"], row["location"], row["problem"],
-                snapshot_id=row["snapshot_id"],
-                lost_records=self._rows_of.get(row["location"], 0) if row["snapshot_id"] == head_id else None,
-            )
-            for row in [*unreadable, *broken]
-        ]  # fmt: skip
-        return pa.Table.from_batches([findings(rows)])
+        return pa.Table.from_batches([findings(map(self._lost, [*unreadable, *broken]))])
+
+    def _lost(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the finding of a row of `USED`. The records of lists, roots and older snapshots are unknown."""
+        content, records = row["content"], None
+        if row["snapshot_id"] == self.head_id and row["location"] in self._records:
+            content, records = self._records[row["location"]]
+        columns = {"snapshot_id": row["snapshot_id"], "lost_records": records}
+        return finding(Damage.MANIFESTS, content, row["location"], row["problem"], **columns)
+
+    def _undecodable(self) -> Iterator[tuple[str, str]]:
+        """Yield the manifests of the branch's head that can be opened, but not decoded."""
+        for row in self._violations:
+            if row["rule"] == _CONTENT_RULE and not row["value"].startswith(_NOT_OPENED):
+                yield row["location"], f"{row['value']}: {row['problem']}"
 
     @property
     def head_id(self) -> int | None:
@@ -207,16 +222,17 @@ class DamageSearch:
         return computed(union(used, pa.Table.from_pylist(inline, USED), state) if inline else used)
 
     @cached_property
-    def _rows_of(self) -> dict[str, int]:
-        """The live rows of the data manifests of the branch's head by location, as far as the list says."""
+    def _records(self) -> dict[str, tuple[str, int]]:
+        """The contents and live records of the manifests of the branch's head by location, as far as the list says."""
         try:
-            manifests = self.state.data_manifests
+            manifests = in_files(self.state.manifests)
         except SparkmetaError:
             return {}
-        stats = manifests.column("manifest_stats")
-        counts = [pc.struct_field(stats, f"{name}_rows_count") for name in ("added", "existing")]
-        rows = pc.add(*(pc.fill_null(count, 0) for count in counts))
-        return dict(zip(manifests.column("location").to_pylist(), rows.to_pylist(), strict=True))
+        stats, kinds = manifests.column("manifest_stats"), manifests.column("content_type").to_pylist()
+        counts = [pc.fill_null(pc.struct_field(stats, f"{name}_rows_count"), 0) for name in ("added", "existing")]
+        contents = [DELETE_MANIFEST if kind == ContentType.DELETE_MANIFEST else MANIFEST_FILE for kind in kinds]
+        values_of = zip(contents, pc.add(*counts).to_pylist(), strict=True)
+        return dict(zip(manifests.column("location").to_pylist(), values_of, strict=True))
 
     @cached_property
     def _violations(self) -> list[dict[str, Any]]:
@@ -298,25 +314,39 @@ class DamageSearch:
 
     @cached_property
     def _stored_entries(self) -> Relation:
-        """The live entries with the path and length of their stored file."""
-        if self.inventory is None:
-            stored = self._lengths(distinct_rows(self._live, ["location"]))
-            missing = sql.col("stored_length").isNull().alias("is_missing")
-            return beside(self._live, with_columns(stored, missing), "location", "stored_path")
-        files = inventory_files(self.inventory)
-        # An inventory of a bucket with versions has several rows for a file. The newest counts.
-        newest = files.groupBy(location_key(sql.col("path")).alias(_KEY).column()).agg(
-            F.first("path").alias("stored_path"), F.max_by("length", "modified_ms").alias("stored_length")
-        )
-        keyed = frame_of(self._live, self.state).withColumn("entry_key", location_key(sql.col("location")).column())
-        compared = computed(
-            keyed.join(newest.withColumn("is_missing", F.lit(False)), F.col("entry_key") == F.col(_KEY), "left")
-        )
+        """The live entries with the path and length of their stored file, and whether it is missing.
+
+        Raises:
+            ValidationError: no file of the table is there.
+        """
+        compared = self._by_requests(self._live) if self.inventory is None else self._by_inventory()
         if first(compared) is not None and first(compared, ~_IS_LOST) is None:
-            raise ValidationError(
-                f"{self.state.metadata.location}: files has no file of the table: compare their paths"
-            )
+            problem = "no file of the table is there: its folder may be moved, or not be mounted"
+            raise ValidationError(f"{self.state.metadata.location}: {problem}")
         return compared
+
+    def _by_requests(self, entries: Relation) -> Relation:
+        stored = self.lengths(distinct_rows(entries, ["location"]))
+        missing = sql.col("stored_length").isNull().alias("is_missing")
+        return beside(entries, with_columns(stored, missing), "location", "stored_path")
+
+    def _by_inventory(self) -> Relation:
+        """Compare with the inventory. Files that it lacks may be newer, so the store is asked for them."""
+        assert self.inventory is not None
+        # An inventory of a bucket with versions has several rows for a file. The newest counts.
+        newest = (
+            inventory_files(self.inventory)
+            .groupBy(location_key(sql.col("path")).alias(_KEY).column())
+            .agg(F.first("path").alias("stored_path"), F.max_by("length", "modified_ms").alias("stored_length"))
+        )
+        present = newest.withColumn("is_missing", F.lit(False))
+        keyed = frame_of(self._live, self.state).withColumn("entry_key", location_key(sql.col("location")).column())
+        compared = computed(keyed.join(present, F.col("entry_key") == F.col(_KEY), "left").drop("entry_key", _KEY))
+        unlisted = where(compared, sql.col("stored_path").isNull())
+        if first(unlisted) is None:
+            return compared
+        asked = self._by_requests(some_columns(unlisted, names(self._live)))
+        return computed(union(where(compared, sql.col("stored_path").isNotNull()), asked, self.state))
 
     def _compared_with_content(self) -> Relation:
         state, statistics = self.state, Damage.STATISTICS in self.kinds
@@ -330,10 +360,15 @@ class DamageSearch:
             present, lambda _: comparison, FINDINGS, state, tasks=partial(read_tasks, files=None, size=0)
         )
 
-    def _lengths(self, paths: Relation) -> Relation:
+    def lengths(self, paths: Relation) -> Relation:
         """Return the lengths of files, rows with their location, as `STORED`."""
         lengths = StoredLengths(task_reader(self.state))
         return computed(mapped_files(paths, lambda _: lengths, STORED, self.state, tasks=read_tasks))
+
+    def soundness(self, files: Relation) -> Relation:
+        """Return whether files are there and complete, rows with their location and maybe format, as `SOUND`."""
+        soundness = Soundness(task_reader(self.state))
+        return computed(mapped_files(files, lambda _: soundness, SOUND, self.state, tasks=read_tasks))
 
 
 def _manifest_path(state: TableState) -> sql.Aliased:

@@ -6,6 +6,7 @@ can't be read leave the table last.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -17,10 +18,10 @@ from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.relation import collected, computed, distinct_rows, frame_of, grouped, has_rows, where
-from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.entries.relation import collected, computed, distinct_rows, frame_of, grouped, has_rows, matching, where
+from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.expr import sql
-from sparkmeta.maintain.damage import DamageSearch
+from sparkmeta.maintain.damage import DELETE_MANIFEST, DamageSearch
 from sparkmeta.maintain.dangling_deletes import refuse_rewrite
 from sparkmeta.maintain.orphan_tasks import inventory_files
 from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
@@ -33,11 +34,11 @@ from sparkmeta.maintain.repair_steps import (
     TreeRepair,
 )
 from sparkmeta.maintain.repair_tasks import Damage
-from sparkmeta.operations.metadata_files import version_of
+from sparkmeta.operations.metadata_files import newest_listed
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.progress import planning
 from sparkmeta.snapshot.state import task_reader
-from sparkmeta.spec.metadata import ancestors_of
+from sparkmeta.spec.metadata import ancestors_of, has_tree
 from sparkmeta.spec.summary import summary_properties
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.attempts import Step
     from sparkmeta.entries.relation import Relation
+
+_log = logging.getLogger(__name__)
 
 _KINDS: Final = tuple(kind.value for kind in Damage)
 _CORRECTED: Final = frozenset({Damage.SIZES, Damage.COUNTS, Damage.STATISTICS})
@@ -81,15 +84,16 @@ class RepairSummary(SnapshotPlanSummary):
 
     Attributes:
         damage: kind of damage -> the number of damaged files, entries or manifests.
-        lost_rows: the rows of data files and manifests that leave the table, including deleted rows.
-        lost_deletes: the deletes of lost delete files that leave the table. The rows that they delete come back.
+        lost_rows: the rows of data files and manifests that leave the table, including deleted rows; None if this is
+            unknown, since a list or root is lost.
+        lost_deletes: the deletes of lost delete files and manifests. The rows that they delete come back.
         lost_snapshots: the snapshots that can't be read completely.
         checks_entries: whether entries were compared with files. They are not before lost manifests are mended.
         mends: whether `commit` mends the damage.
     """
 
     damage: Mapping[str, int]
-    lost_rows: int
+    lost_rows: int | None
     lost_deletes: int
     lost_snapshots: tuple[int, ...]
     checks_entries: bool
@@ -102,8 +106,10 @@ class RepairSummary(SnapshotPlanSummary):
     def __str__(self) -> str:
         if self.is_empty:
             return f"{self.table}: no damage"
-        lines = [f"{self.table}: is damaged" + ("" if self.mends else "; name kinds of damage to mend them")]
-        if self.lost_rows:
+        lines = [f"{self.table}: is damaged" + ("" if self.mends else "; name the kinds of damage to mend")]
+        if self.lost_rows is None:
+            lines.append("  an unknown number of rows is lost: the branch goes back to an earlier snapshot")
+        elif self.lost_rows:
             lines.append(f"  {self.lost_rows} rows are lost")
         if self.lost_deletes:
             lines.append(f"  {self.lost_deletes} deletes are lost, so that rows come back")
@@ -153,18 +159,20 @@ class RepairPlan(SnapshotPlan[TableT]):
         search = self._search
         counted = grouped(
             search.rows,
-            sql.columns("damage"),
+            sql.columns("damage", "content"),
             [sql.call("sum", 1).alias("files"), sql.call("sum", sql.col("lost_records")).alias("records")],
         )
-        rows = {row["damage"]: row for row in collected(counted).to_pylist()}
-        lost = {kind: rows[kind]["records"] or 0 for kind in rows}
-        of_rows = (Damage.DATA, Damage.UNREADABLE, Damage.MANIFESTS)
+        rows = {(row["damage"], row["content"]): row for row in collected(counted).to_pylist()}
+        lost = {key: row["records"] or 0 for key, row in rows.items()}
+        of_deletes = [key for key in lost if key[0] == Damage.DELETES or key[1] == DELETE_MANIFEST]
+        lost_rows = sum(records for key, records in lost.items() if key not in of_deletes)
+        damage = {kind: sum(row["files"] for key, row in rows.items() if key[0] == kind) for kind in _KINDS}
         return RepairSummary(
             self.table.full_name,
             self._snapshot_id,
-            {kind: rows[kind]["files"] for kind in _KINDS if kind in rows},
-            sum(lost.get(kind, 0) for kind in of_rows),
-            lost.get(Damage.DELETES, 0),
+            {kind: number for kind, number in damage.items() if number},
+            lost_rows if search.has_list else None,
+            sum(lost[key] for key in of_deletes),
             tuple(sorted(search.damaged_snapshots)),
             search.reads_entries,
             self.options.kinds is not None,
@@ -184,10 +192,23 @@ class RepairPlan(SnapshotPlan[TableT]):
             raise ValidationError(f"{self.table.full_name}: {problem}: name the kinds of damage to mend")
         with translated_errors():
             steps = [*self._steps()]
+        if back := self._search.files_that_are_back():
+            raise CommitConflictError(f"{', '.join(back)}: the files are back: plan again")
         mended = commit_steps(self.table, steps) if steps else self.table
         for row in collected(self._of({Damage.HINT})).to_pylist():
-            self._state.files.overwrite(row["file_path"], str(version_of(mended.metadata_location)).encode())
+            self._write_hint(row["file_path"], is_needed=not steps)
         return mended
+
+    def _write_hint(self, location: str, *, is_needed: bool) -> None:
+        """Write the newest version to the hint. After a commit, a failure is logged, since the hint may be outdated."""
+        files = self._state.files
+        try:
+            newest = newest_listed(files, self.table.metadata.location).version
+            files.overwrite(location, str(newest).encode())
+        except Exception as error:
+            if is_needed:
+                raise
+            _log.warning("%s: not written after the commit: %s", location, error)
 
     def _of(self, kinds: Iterable[Damage]) -> Relation:
         return where(self._search.rows, sql.col("damage").isin(sorted(kind.value for kind in kinds)))
@@ -205,14 +226,19 @@ class RepairPlan(SnapshotPlan[TableT]):
                 search, self._of(_CORRECTED), self._of({Damage.REPEATED}), self._of({Damage.LISTED})
             )
             if corrected.manifests:
+                if state.tree is None and has_tree(state.metadata):
+                    problem = "its branch still has a manifest list of an earlier version: compact its manifests first"
+                    raise UnsupportedError(f"{self.table.full_name}: {problem}")
                 step_type = ListRepair if state.tree is None else TreeRepair
                 yield step_type(branch, properties, corrected)
-            for kinds in (_REMOVED, {Damage.DANGLING}):
-                files = computed(distinct_rows(self._of(kinds), ["file_path", "content_offset"]))
+            names = ["file_path", "content_offset"]
+            removed, dangling = (distinct_rows(self._of(kinds), names) for kinds in (_REMOVED, {Damage.DANGLING}))
+            dangling = matching(dangling, removed, {name: name for name in names}, absent=True)
+            for files, is_loss in ((computed(removed), True), (computed(dangling), False)):
                 if has_rows(files):
                     step = SnapshotStep(state, WriteTarget(branch), dict(properties))
                     update = SnapshotUpdate(step)
-                    _ = update.delete(files) if kinds is _REMOVED else update.rewrite(files)
+                    _ = update.delete(files) if is_loss else update.rewrite(files)
                     yield step
         if search.damaged_snapshots:
             yield LostSnapshots(search.damaged_snapshots)

@@ -21,9 +21,16 @@ from sparkmeta.commit.compaction_groups import Group
 from sparkmeta.commit.compaction_job import RewriteJob, Rewritten, rebase
 from sparkmeta.commit.leaves import partition_columns, partition_stats
 from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
-from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, blob_loader, branch_update, with_root
+from sparkmeta.commit.new_snapshot import (
+    LeafCounts,
+    NewSnapshot,
+    blob_loader,
+    branch_update,
+    snapshot_summary,
+    with_root,
+)
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys
-from sparkmeta.entries.live import is_live_entry, may_be_live
+from sparkmeta.entries.live import LIVE_ROWS, is_live_entry, may_be_live, sums
 from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.entries.relation import (
     beside,
@@ -37,6 +44,7 @@ from sparkmeta.entries.relation import (
     select,
     where,
 )
+from sparkmeta.entries.tally import KindCount, Tally, file_kind, sums_by_kind
 from sparkmeta.errors import CommitConflictError, UnsupportedError
 from sparkmeta.expr import sql
 from sparkmeta.maintain.compact_manifests import old_layout
@@ -53,13 +61,15 @@ from sparkmeta.maintain.repair_tasks import (
 from sparkmeta.maintain.rewrite_manifests import inherited
 from sparkmeta.manifests.manifest_tasks import ExistingTasks
 from sparkmeta.manifests.placement import mapped_files
-from sparkmeta.manifests.v4.root import one_of
+from sparkmeta.manifests.v4.root import in_files, one_of
 from sparkmeta.manifests.v4.write import leaf_count, write_leaves
 from sparkmeta.session import map_arrow, materialize, read_tasks
+from sparkmeta.snapshot.search import live_files
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.expiry import Expired, without_expired
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.write.add_files import measured_files
@@ -72,7 +82,15 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.v4.root import Root
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.metadata_model import Summary
 
+_COUNTS = sql.named(
+    {
+        "files": sql.call("sum", sql.lit(1).cast("bigint")),
+        "records": sql.call("sum", sql.col("record_count")),
+        "size": sql.call("sum", sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes"))),
+    }
+)
 _DELETE_KINDS = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 
 
@@ -121,6 +139,19 @@ class Corrected:
         return frozenset([*self.left_out, *self.measured, *miscounted])
 
     @cached_property
+    def tally(self) -> Tally:
+        """The counts of the repeated entries."""
+        if not self.left_out:
+            return Tally()
+        places = {"manifest_path": "manifest_path", "ordinal": "manifest_pos"}
+        entries = matching(self.search.entries(), self.repeated, places)
+        counted = [
+            (file_kind(row["content_type"], row["file_format"]), KindCount(row["files"], row["records"], row["size"]))
+            for row in collected(grouped(entries, sql.columns("content_type", "file_format"), _COUNTS)).to_pylist()
+        ]
+        return Tally(sums_by_kind(counted), None)
+
+    @cached_property
     def corrections(self) -> Relation:
         """The measured files, as `CORRECTIONS`. May run a job."""
         is_measured = (sql.col("damage") != Damage.SIZES.value).cast("int")
@@ -162,7 +193,8 @@ class ListRepair(RewriteStep):
         unchanged = without_manifests(head.manifest_files, replaced)
         counts = LeafCounts(len(written), len(unchanged), len(replaced))
         listed = pa.concat_tables([written, unchanged]).sort_by("content")
-        return NewList(head, self.branch, self.names).commit(listed, self.summary(head, counts)())
+        summary = self.summary(head, counts, removed=self.corrected.tally)
+        return NewList(head, self.branch, self.names).commit(listed, summary())
 
     def _rewritten(self) -> pa.Table:
         """Write the manifests without the entries that are left out or measured."""
@@ -246,13 +278,24 @@ class TreeRepair(RewriteStep):
             if rebased.left_out:
                 raise rewritten_by_others(head)
             counts, change = rebased.counts.plus(counts), rebased.into(change)
-        return NewSnapshot(state, base, self.branch, self.names).commit(change, self.summary(head, counts))
+        summary = self.summary(head, counts, removed=self.corrected.tally)
+        return NewSnapshot(state, base, self.branch, self.names).commit(change, summary)
 
     @cached_property
     def _repeated_in_root(self) -> frozenset[FileKey]:
-        """The files of the root that leaves have too."""
+        """The files of the root that leaves have too.
+
+        Raises:
+            UnsupportedError: the root has several entries of a file.
+        """
         ordinals = self._in_root(self.corrected.left_out)
-        return frozenset(file_keys(self._job.scope.root.table.take(pa.array(ordinals))))
+        keys = file_keys(self._job.scope.root.table)
+        repeated = {keys[ordinal] for ordinal in ordinals.tolist()}
+        for key in sorted(repeated, key=str):
+            if keys.count(key) > 1:
+                problem = f"{key.location} has several entries in the root itself"
+                raise UnsupportedError(f"{self.corrected.state.metadata.location}: {problem}, which can't be mended")
+        return frozenset(repeated)
 
     def _in_root(self, places: Mapping[str, PositionBitmap]) -> np.ndarray[Any, Any]:
         """Return the row numbers of entries that are in the root itself."""
@@ -289,7 +332,8 @@ class TreeRepair(RewriteStep):
         """The damaged leaves and files of the root, by content."""
         root = self._job.scope.root
         damaged = pa.array(sorted(self.corrected.manifests), pa.string())
-        leaves = root.leaves.filter(pc.is_in(root.leaves.column("location"), damaged))
+        leaves = in_files(root.leaves)
+        leaves = leaves.filter(pc.is_in(leaves.column("location"), damaged))
         self._refuse_old(leaves)
         ordinals = self._in_root(self.corrected.measured)
         kinds_in_root = root.table.column("content_type").take(pa.array(ordinals)).to_numpy()
@@ -353,13 +397,26 @@ class LostManifests(RewriteStep):
             base = base_root(head)
             if base.root is None:
                 raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
-            present = self.lost.intersection(base.root.leaves.column("location").to_pylist())
-            counts = LeafCounts(kept=len(base.root.leaves) - len(present), replaced=len(present))
+            leaves = base.root.leaves
+            lost = leaves.filter(pc.is_in(leaves.column("location"), pa.array(sorted(self.lost), pa.string())))
+            counts = LeafCounts(kept=len(leaves) - len(lost), replaced=len(lost))
             new = NewSnapshot(with_root(head, base), base, self.branch, self.names)
-            return new.commit(TreeChange(dropped=present), self.summary(head, counts))
+            change = TreeChange(dropped=frozenset(lost.column("location").to_pylist()))
+            return new.commit(change, lambda: self._summary(head, self._tally(head), counts))
         listed = without_manifests(head.manifest_files, self.lost)
         counts = LeafCounts(kept=len(listed), replaced=len(head.manifest_files) - len(listed))
-        return NewList(head, self.branch, self.names).commit(listed, self.summary(head, counts)())
+        summary = self._summary(head, self._tally(head), counts)
+        return NewList(head, self.branch, self.names).commit(listed, summary)
+
+    def _tally(self, head: TableState) -> Tally:
+        """Return the counts of the data files in the lost manifests, as the list or root says."""
+        manifests = in_files(head.data_manifests)
+        lost = manifests.filter(pc.is_in(manifests.column("location"), pa.array(sorted(self.lost), pa.string())))
+        files, rows = (int(pc.sum(values).as_py() or 0) for values in (live_files(lost), sums(lost, LIVE_ROWS)))
+        return Tally({FileKind.DATA: KindCount(files, rows)}, None) if files else Tally(partitions=None)
+
+    def _summary(self, head: TableState, lost: Tally, counts: LeafCounts) -> Summary:
+        return snapshot_summary("delete", Tally(), lost, head.snapshot, self.properties, counts)
 
 
 @dataclass(frozen=True)

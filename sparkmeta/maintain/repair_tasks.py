@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.container import read_header
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.entries.records import map_type, stats_of_maps
-from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError, shown
+from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError, UnsupportedError, shown
 from sparkmeta.expr.arrays import indices_where, whole, with_plain_types
 from sparkmeta.expr.bounds import inverted
+from sparkmeta.inspect.check_tasks import above_upper, shown_value
 from sparkmeta.maintain.reachable_tasks import CONTENTS, LIST, LISTED, MANIFEST, MISSING, ROOT, SNAPSHOTS, ListReader
 from sparkmeta.manifests.v4.convert import PartitionValues, content_columns, content_stats
 from sparkmeta.spec.entry import BOUNDS, METRICS_MAP_IDS, ContentType
 from sparkmeta.storage.content import read_ahead
-from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING, IS_UNREADABLE
+from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING
 from sparkmeta.write.tasks import PROBLEM
 
 if TYPE_CHECKING:
@@ -49,14 +51,14 @@ class Damage(StrEnum):
 
 
 MENDING: Final = {
-    Damage.MANIFESTS: "the manifest leaves its snapshot, or the snapshot leaves the table",
+    Damage.MANIFESTS: "the manifest leaves its snapshot, or the snapshot leaves the table, or the branch goes back",
     Damage.DATA: "the file leaves the table",
     Damage.DELETES: "the delete file leaves the table, and the rows that it deletes come back",
     Damage.UNREADABLE: "the file leaves the table",
     Damage.SIZES: "the entry gets the size of the file",
     Damage.COUNTS: "the entry gets the record count and statistics of the file",
     Damage.STATISTICS: "the entry gets the record count and statistics of the file",
-    Damage.REPEATED: "the entry leaves the table, which keeps the oldest entry of the file",
+    Damage.REPEATED: "the entry leaves the table, which keeps another entry of the file",
     Damage.DANGLING: "the delete file leaves the table",
     Damage.LISTED: "the manifest is written again",
     Damage.HINT: "the hint gets the current version",
@@ -122,9 +124,10 @@ class StoredLengths:
 
 @dataclass(frozen=True)
 class RepeatedFiles:
-    """Chooses, of several entries of a file, all but the oldest. Picklable.
+    """Chooses, of several entries of a file, all but the oldest, or the newest of a delete file. Picklable.
 
-    All deletes of the file apply to the oldest entry.
+    All deletes of a data file apply to its oldest entry, and the newest entry of a delete file to all data files that
+    it has been applied to. So no row comes back.
     """
 
     def __call__(self, entries: pa.Table) -> pa.Table:
@@ -136,7 +139,10 @@ class RepeatedFiles:
         numbers = pc.struct_field(whole(entries.column("version_info")), "sequence_number")
         keys = ["content_type", "location", "offset"]
         order = [(name, "ascending") for name in (*keys, "sequence_number", "manifest", "ordinal")]
-        table = entries.append_column("sequence_number", pc.fill_null(numbers, 0)).sort_by(order)
+        numbers = pc.fill_null(numbers, 0)
+        is_data = pc.equal(entries.column("content_type"), int(ContentType.DATA))
+        age = pc.if_else(is_data, numbers, pc.negate(numbers))
+        table = entries.append_column("sequence_number", age).sort_by(order)
         rows, earlier = [], None
         for row in table.select([*keys, "manifest_path", "ordinal"]).to_pylist():
             key = tuple(row[name] for name in keys)
@@ -144,10 +150,75 @@ class RepeatedFiles:
                 place = {"manifest_path": row["manifest_path"], "manifest_pos": row["ordinal"]}
                 offset = None if row["offset"] < 0 else row["offset"]
                 content = CONTENTS[ContentType(row["content_type"])]
-                problem = "an older entry has the same file"
+                problem = "another entry has the same file"
                 rows.append(finding(Damage.REPEATED, content, row["location"], problem, content_offset=offset, **place))
             earlier = key
         return pa.Table.from_batches([findings(rows)])
+
+
+# -- Files that are cut -----------------------------------------------------------------------------------------------
+
+
+GONE: Final = "the file is gone"
+SOUND: Final = pa.schema([pa.field("sound_path", pa.string()), pa.field("problem", pa.string())])
+"""A file, and how it is damaged: it is gone, or does not begin or end as files of its format do."""
+
+# The beginning of files, and their end before a number of bytes. An encrypted file is not damaged.
+_BEGINNINGS: Final[dict[str, tuple[bytes, ...]]] = {
+    "PARQUET": (b"PAR1", b"PARE"), "ORC": (b"ORC",), "AVRO": (b"Obj\x01",), "PUFFIN": (b"PFA1",),
+}  # fmt: skip
+_ENDS: Final = {"PARQUET": 0, "ORC": 1, "PUFFIN": 0}
+_HEADER_BYTES: Final = 1 << 20
+
+
+def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | None:
+    """Return how a file is damaged; None if it is there, and begins and ends as files of its format do.
+
+    Raises:
+        FileAccessError: the store refuses the file, or does not respond.
+    """
+    try:
+        length = reader.length(location)
+        beginning = reader.read_range(location, 0, 4)
+        if not beginning.startswith(_BEGINNINGS[file_format]):
+            return f"it begins with {shown(beginning)}: not {file_format}"
+        ends, behind = _BEGINNINGS[file_format], _ENDS.get(file_format, 0)
+        if file_format == "AVRO":
+            ends = (read_header(reader.read_range(location, 0, min(length, _HEADER_BYTES)), location).sync,)
+        size = len(ends[0])
+        last = reader.read_range(location, max(0, length - size - behind), size)
+    except NotFoundError:
+        return GONE
+    except CorruptFileError as error:
+        return str(error)
+    return None if last in ends else f"it is cut: it ends with {shown(last)}"
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """Finds out whether files are there and complete. Picklable."""
+
+    reader: ExecutorReader
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield files, rows with their location and format as first columns, as `SOUND`.
+
+        Without a column for the format, they are manifests.
+        """
+        for batch in batches:
+            paths = batch.column(0).to_pylist()
+            if batch.num_columns > 1:
+                formats = batch.column(1).to_pylist()
+            else:
+                formats = ["PARQUET" if path.endswith(".parquet") else "AVRO" for path in paths]
+            files = zip(paths, formats, strict=True)
+            problems = {file[0]: problem for file, problem in read_ahead(files, self._damage, lambda _: 0)}
+            arrays = [pa.array(problems, pa.string()), pa.array(problems.values(), pa.string())]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SOUND)
+
+    def _damage(self, file: tuple[str, str]) -> str | None:
+        location, file_format = file
+        return damage_of(self.reader, location, file_format.upper())
 
 
 # -- Compare with the manifests of snapshots --------------------------------------------------------------------------
@@ -163,6 +234,9 @@ USED: Final = pa.schema(
 )
 """A list, root or manifest that a snapshot uses, and the problem of a list or root that can't be read."""
 
+# The assumed length of a list or root.
+_LIST_BYTES: Final = 1 << 20
+
 
 @dataclass(frozen=True)
 class SnapshotManifests:
@@ -173,8 +247,8 @@ class SnapshotManifests:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the list or root of each snapshot, rows of `SNAPSHOTS`, and its manifests, as `USED`."""
         for batch in batches:
-            for row in batch.to_pylist():
-                yield self._used(row)
+            for _, used in read_ahead(batch.to_pylist(), self._used, lambda _: _LIST_BYTES):
+                yield used
 
     def _used(self, row: Mapping[str, Any]) -> pa.RecordBatch:
         location, snapshot_id = row["location"], row["snapshot_id"]
@@ -184,7 +258,7 @@ class SnapshotManifests:
             one_snapshot = pa.RecordBatch.from_pylist([dict(row) | {"retained": False}], SNAPSHOTS)
             listed = pa.Table.from_batches(self.lists([one_snapshot]), LISTED)
             if MISSING in (contents := listed.column("content").to_pylist()):
-                problem = "the file is gone"
+                problem = GONE
             content = ROOT if ROOT in contents else LIST
         except CorruptFileError as error:
             problem = str(error)
@@ -240,12 +314,14 @@ class ContentComparison:
                 rows += self._misjudged(entries, described)
             yield findings(rows)
 
-    @staticmethod
-    def _unreadable(entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
-        for row in indices_where(described.column(IS_UNREADABLE)).to_pylist():
-            problem = described.column(PROBLEM)[row].as_py()
-            lost = entries.column("record_count")[row].as_py()
-            yield _of_entry(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
+    def _unreadable(self, entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield the files that can't be described, and are cut or no files of their format."""
+        for row in indices_where(described.column(PROBLEM).is_valid()).to_pylist():
+            names = ("location", "file_format", "record_count")
+            location, file_format, lost = (entries.column(name)[row].as_py() for name in names)
+            problem = damage_of(self.files.reader, location, file_format.upper())
+            if problem is not None and problem != GONE:
+                yield _of_entry(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
 
     @staticmethod
     def _miscounted(entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
@@ -277,7 +353,7 @@ class ContentComparison:
         if lower is not None and upper is not None:
             is_inverted = inverted(lower, upper, kind)
             for row in _rows(is_inverted):
-                yield row, f"lower_bounds[{field_id}] is {shown(lower[row])}: it is above the upper bound, {upper[row]}"
+                yield row, f"lower_bounds[{field_id}] is {_text(lower, row)}: {above_upper(upper, row)}"
         # Writers disagree on the counts of columns inside structs that are null.
         for name in _COUNTS if field_id in self._top_level else ():
             if name in stats and name in measured:
@@ -292,7 +368,11 @@ class ContentComparison:
             if kind.startswith(_TEXTS):
                 wrong = pc.and_(wrong, pc.less(pc.binary_length(value), _LONGEST_TEXT))
             for row in _rows(wrong):
-                yield row, f"{name}s[{field_id}] is {shown(bound[row])}: the file has {shown(value[row])}"
+                yield row, f"{name}s[{field_id}] is {_text(bound, row)}: the file has {_text(value, row)}"
+
+
+def _text(values: pa.Array, row: int) -> str:
+    return shown(shown_value(values, row))
 
 
 def _rows(wrong: pa.Array | None) -> list[int]:
@@ -394,7 +474,12 @@ class CorrectedEntries:
         entries = with_plain_types(raw)
         names = [name for name in entries.schema.names if name not in CORRECTIONS.names]
         columns = {name: entries.column(name) for name in names} | content_columns(entries)
-        return pa.RecordBatch.from_pydict(_corrected(columns, entries, _MEASURED))
+        corrected = _corrected(columns, entries, _MEASURED)
+        # More rows need other row ids, which the commit assigns.
+        has_more = pc.greater(corrected["record_count"], columns["record_count"])
+        first_row_ids = corrected["first_row_id"]
+        corrected["first_row_id"] = pc.if_else(has_more, pa.scalar(None, first_row_ids.type), first_row_ids)
+        return pa.RecordBatch.from_pydict(corrected)
 
 
 @dataclass(frozen=True)
@@ -419,7 +504,12 @@ class CorrectedRows:
             entries = with_plain_types(raw)
             columns = {name: entries.column(name) for name in self.schema.names}
             old_stats = columns[CONTENT_STATS]
+            counts = columns["record_count"]
             columns = _corrected(columns, entries, ("record_count", "split_offsets"))
+            for row in indices_where(pc.greater(columns["record_count"], counts)).to_pylist()[:1]:
+                location, count = (columns[name][row].as_py() for name in ("location", "record_count"))
+                problem = f"the file has {count} rows, and its entry {counts[row]} row ids"
+                raise UnsupportedError(f"{self.table}: {location}: {problem}: remove the file, and add it again")
             is_measured = pc.fill_null(entries.column("is_measured"), False)
             columns[CONTENT_STATS] = pc.if_else(is_measured, self._stats(entries, columns), old_stats)
             arrays = [columns[field.name].cast(field.type) for field in self.schema]

@@ -33,7 +33,6 @@ from sparkmeta.storage.reading import location_key
 from sparkmeta.write.existing_tasks import (
     FILE_PATH,
     IS_MISSING,
-    IS_UNREADABLE,
     NEEDS_MAPPING,
     ExistingFiles,
     FileField,
@@ -168,7 +167,7 @@ def describe_rows(
     with translated_errors():
         described = checkpointed(map_arrow(path_rows.repartition(parts), tasks.describe, tasks.schema))
     needs_mapping = _needs_mapping(described)
-    return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, IS_UNREADABLE, PROBLEM), needs_mapping)
+    return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, PROBLEM), needs_mapping)
 
 
 def measured_files(state: TableState, *, full_bounds: bool) -> ExistingFiles:

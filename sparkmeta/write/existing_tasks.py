@@ -397,13 +397,10 @@ FOLDERS: Final = "folders"
 """The path of folders that name a file's partition. Without this column, these are the folders above the file."""
 NEEDS_MAPPING: Final = "needs_name_mapping"
 IS_MISSING: Final = "is_missing"
-IS_UNREADABLE: Final = "is_unreadable"
 
 _SUFFIXES: Final = {"parquet": "PARQUET", "orc": "ORC", "avro": "AVRO"}
 _MAGIC: Final = {b"PAR1": "PARQUET", b"ORC": "ORC", b"Obj\x01": "AVRO"}
 _BATCH_FILES: Final = 256
-# How the `field` of errors begins that are about the columns of a file which can be read.
-_OF_COLUMNS: Final = ("column", "field id of column", TYPE_OF_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -440,7 +437,7 @@ class ExistingFiles:
     @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the results: `files_schema`, whether a file needs a name mapping, and its problem, if any."""
-        flags = [pa.field(name, pa.bool_()) for name in (NEEDS_MAPPING, IS_MISSING, IS_UNREADABLE)]
+        flags = [pa.field(name, pa.bool_()) for name in (NEEDS_MAPPING, IS_MISSING)]
         return pa.schema([*files_schema(self.partition), *flags, pa.field(PROBLEM, pa.string())])
 
     def describe(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -472,8 +469,7 @@ class ExistingFiles:
         except (ValidationError, UnsupportedError) as error:
             is_type = isinstance(error, CorruptFileError) and error.field.startswith(TYPE_OF_COLUMN)
             hint = f": {conversion(location, file_format)}" if is_type and file_format else ""
-            is_unreadable = isinstance(error, CorruptFileError) and not error.field.startswith(_OF_COLUMNS)
-            return _Described(location, problem=f"{error}{hint}", is_unreadable=is_unreadable)
+            return _Described(location, problem=f"{error}{hint}")
 
     def _refuse_location(self, location: str) -> None:
         if not scheme(location) and not location.startswith("/"):
@@ -606,7 +602,6 @@ class ExistingFiles:
             "sort_order_id": [0] * len(files),
             NEEDS_MAPPING: [file.needs_mapping for file in files],
             IS_MISSING: [file.is_missing for file in files],
-            IS_UNREADABLE: [file.is_unreadable for file in files],
             PROBLEM: [file.problem for file in files],
         }
         arrays = []
@@ -643,7 +638,6 @@ class _Described:
     maps: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     problem: str | None = None
     is_missing: bool = False
-    is_unreadable: bool = False
 
 
 def format_of(reader: ExecutorReader, location: str) -> str:
