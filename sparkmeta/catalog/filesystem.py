@@ -35,7 +35,7 @@ from sparkmeta.operations.metadata_files import (
     latest_metadata,
     version_of,
 )
-from sparkmeta.operations.table_operations import NewTableOperations, new_version
+from sparkmeta.operations.table_operations import NewTableOperations, TableVersion, new_version
 from sparkmeta.session import SessionSource
 from sparkmeta.storage.files import files_for, warehouse_io
 from sparkmeta.storage.location import join, normalize
@@ -160,16 +160,18 @@ class FileSystemCatalog(Catalog):
 
         names = as_names(identifier, 1)
         folder, files = self._folder(names), self._views(spark).files
-        if location is not None and location.rstrip("/") != folder:
+        if location is not None and normalize(location) != normalize(folder):
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = join(folder, METADATA)
 
-        def restore(chosen: str, newer: Sequence[str]) -> Table:
-            version = version_of(chosen)
+        def restore(chosen: TableVersion, newer: Sequence[str]) -> Table:
+            version = version_of(chosen.metadata_location)
             if version is None:
-                self._refuse(names, f"{chosen} is of another catalog, which recovers the table")
+                problem = f"{chosen.metadata_location} is of another catalog, which recovers the table"
+                self._refuse(names, problem)
             for broken in newer:
-                files.write_new(join(metadata, f"broken-{uuid.uuid4()}.json"), files.read(broken))
+                name = f"broken-v{version_of(broken)}-{uuid.uuid4()}.json"
+                files.write_new(join(metadata, name), files.read(broken))
             files.overwrite(join(metadata, VERSION_HINT), str(version).encode())
             for failure in files.delete_many(newer):
                 raise CatalogError(f"{'.'.join(names)}: {failure.location} can't be renamed: {failure.reason}")

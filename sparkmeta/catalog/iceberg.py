@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from sparkmeta.catalog.views import RestViews
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import (
     CatalogError,
+    CommitFailedError,
     CommitStateUnknownError,
     InvalidArgumentError,
     NoSuchTableError,
@@ -40,6 +42,7 @@ from sparkmeta.operations.rest import (
     create_rest_table,
     load_rest_table,
     refuse_missing_namespace,
+    refuse_without_register,
     register_rest_table,
     rename_rest_table,
     rest_table_exists,
@@ -48,6 +51,7 @@ from sparkmeta.operations.table_operations import (
     TREES_ELSEWHERE,
     NewTableOperations,
     StaticOperations,
+    TableVersion,
     load_version,
     new_version,
 )
@@ -55,7 +59,7 @@ from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.content import VendedIO, expiry
 from sparkmeta.storage.files import files_for
-from sparkmeta.storage.location import join, parents
+from sparkmeta.storage.location import join, normalize, parents
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
@@ -82,6 +86,9 @@ class Located(NamedTuple):
 
     metadata_location: str
     io: FileIO
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -264,30 +271,63 @@ class IcebergCatalog(Catalog):
         from sparkmeta.catalog.recovery import Recovery
 
         names = as_names(identifier, IN_NAMESPACE)
-        name, current = ".".join(names), None
-        # A REST catalog reads the metadata file itself, and fails.
-        with suppress(CatalogError), catalog_errors(self.pyiceberg, names):
-            current = self._location(names)
+        name, current, is_unknown = ".".join(names), None, False
+        try:
+            with catalog_errors(self.pyiceberg, names):
+                current = self._location(names)
+        except CatalogError:
+            # A REST catalog reads the metadata file itself, and fails.
+            if self._rest is None:
+                raise
+            is_unknown = True
         if location is None and current is None:
             problem = "the catalog names no metadata file that can be read: location is needed, the folder of the table"
             raise ValidationError(f"{name}: {problem}")
-        folder = join(location, METADATA) if location is not None else parents(current or "")[0]
+        folder = parents(current or "")[0] if location is None else join(location, METADATA)
+        if current is not None and normalize(parents(current)[0]) != normalize(folder):
+            raise ValidationError(f"{name}: location is {location}: the catalog names {current}")
         files, sessions = self._files_at(folder, spark), self.sessions.for_caller(spark)
 
-        def restore(chosen: str, newer: Sequence[str]) -> Table:  # noqa: ARG001  other files stay
-            if chosen == current:
+        def restore(chosen: TableVersion, newer: Sequence[str]) -> Table:  # noqa: ARG001  other files stay
+            if chosen.metadata_location == current:
                 return self.load_table(names, spark)
+            pointer = self._pointer_operations(names, files)
+            if current is not None and pointer is not None:
+                pointer.commit(TableVersion(current, chosen.metadata), chosen.metadata)
+                return self.load_table(names, spark)
+            return self._registered_again(names, chosen.metadata_location, current, is_unknown, spark)
+
+        return Recovery(name, folder, files, sessions, current, restore, is_unknown)
+
+    def _registered_again(
+        self, names: tuple[str, ...], location: str, current: str | None, is_unknown: bool, spark: SparkSession | None
+    ) -> Table:
+        """Register a metadata file in place of the table's current one, in a catalog that can't exchange them.
+
+        Raises:
+            CommitFailedError: the catalog names another file by now.
+            CatalogError: the catalog refused. The message says whether the name is gone.
+        """
+        name, now = ".".join(names), None
+        with suppress(CatalogError), catalog_errors(self.pyiceberg, names):
+            now = self._location(names)
+        if now != current:
+            raise CommitFailedError(f"{name}: the catalog names {now} by now: plan again")
+        with catalog_errors(self.pyiceberg, names):
+            refuse_missing_namespace(self.pyiceberg, names)
+            if (rest := self._rest) is not None:
+                refuse_without_register(rest)
+        if current is not None or is_unknown:
+            _log.warning("%s: its name is dropped, and registered again at %s", name, location)
             with suppress(NoSuchTableError):
                 self.drop_table(names)
-            try:
-                return self.register_table(names, chosen, spark)
-            except CommitStateUnknownError:
-                raise
-            except SparkmetaError as error:
-                problem = f"the catalog no longer has the table, which was not registered again at {chosen}"
-                raise CatalogError(f"{name}: {problem}: {error}") from error
-
-        return Recovery(name, folder, files, sessions, current, restore)
+        try:
+            return self.register_table(names, location, spark)
+        except CommitStateUnknownError:
+            raise
+        except SparkmetaError as error:
+            problem = f"the catalog no longer has the table, which was not registered at {location}"
+            raise CatalogError(f"{name}: {problem}: {error}") from error
 
     def rename_table(
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,6 +51,12 @@ class Candidate(NamedTuple):
     version: TableVersion | None
     problem: str | None
 
+    @property
+    def uuid(self) -> str | None:
+        """The uuid of the table; None if it is unknown."""
+        table_uuid = None if self.version is None else self.version.metadata.table_uuid
+        return None if table_uuid is None else str(table_uuid)
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -61,7 +68,8 @@ class Recovery:
         files: opens its metadata files.
         sessions: where a session comes from.
         current: the file that the catalog names; None if it names none.
-        restore: makes a file current, given it and the newer files, and returns the table.
+        restore: makes a version current, given it and the newer files, and returns the table.
+        is_unknown: whether the catalog has the table, and did not say which file is current.
     """
 
     name: str
@@ -69,7 +77,8 @@ class Recovery:
     files: Files
     sessions: SessionSource
     current: str | None
-    restore: Callable[[str, Sequence[str]], Table]
+    restore: Callable[[TableVersion, Sequence[str]], Table]
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,8 +153,9 @@ class RecoveryPlan(Plan[BaseTable, "Table"]):
     def commit(self) -> Table:
         """Make the chosen file current, and return the table.
 
-        In a catalog of folders, newer files are renamed to `metadata/broken-<uuid>.json`. Other
-        catalogs drop the name of the table and register the chosen file. No file is deleted there.
+        In a catalog of folders, newer files are renamed to `metadata/broken-v<version>-<uuid>.json`. SQL and Glue
+        catalogs get a copy of the chosen file as the next version. Other catalogs drop the name of the table, and
+        register the chosen file. No file is deleted there.
 
         Raises:
             CommitFailedError: the metadata files have changed since the plan.
@@ -156,9 +166,10 @@ class RecoveryPlan(Plan[BaseTable, "Table"]):
     def _commit(self) -> Table:
         recovery = self._recovery
         listed = candidates(recovery, self._chosen)
-        if [file.location for file in listed] != [file.location for file in self._candidates]:
+        version = listed[-1].version
+        if listed != [*self._candidates] or version is None:
             raise CommitFailedError(f"{recovery.name}: its metadata files have changed since the plan: plan again")
-        return recovery.restore(self.metadata_location, self._given_up)
+        return recovery.restore(version, self._given_up)
 
     def _outcome(self) -> dict[str, Any] | None:
         return {"metadata_location": self._committed[0].metadata_location} if self._committed else None
@@ -178,25 +189,24 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
         ValidationError: several files that can be read have the newest number; or the chosen file can't be read.
     """
     files, folder = recovery.files, recovery.folder
+    current = None if recovery.current is None else file_name(recovery.current)
+    table_uuid: str | None = None
     newer: list[Candidate] = []
     readable: list[Candidate] = []
-    current = None if recovery.current is None else file_name(recovery.current)
-    least_unknown = None if current is None else number_of(current)
-    for location in metadata_files(files, folder):
-        number = number_of(location) or 0
-        if chosen is None and least_unknown is not None and file_name(location) != current and number >= least_unknown:
-            continue
-        is_chosen = chosen is not None and file_name(location) == file_name(chosen)
-        if readable and (chosen is not None or number < readable[0].number):
+    for file in _listed(recovery, chosen):
+        is_chosen = chosen is not None and file_name(file.location) == file_name(chosen)
+        if readable and (chosen is not None or file.number < readable[0].number):
             break
-        try:
-            file = Candidate(location, number, load_version(files, location), None)
-        except (CorruptFileError, ValidationError) as error:
-            if is_chosen:
-                raise
-            newer.append(Candidate(location, number, None, str(error)))
-            continue
-        if chosen is None or is_chosen:
+        if table_uuid is None and file_name(file.location) == current:
+            table_uuid = _uuid_of(files, file.location)
+        problem = file.problem
+        if table_uuid is not None and file.uuid not in (None, table_uuid):
+            problem = f"it is of another table, {file.uuid}: the table is {table_uuid}"
+        if problem is not None and is_chosen:
+            raise ValidationError(f"metadata_location is {chosen}: {problem}")
+        if problem is not None:
+            newer += [file] if file.version is None else []
+        elif chosen is None or is_chosen:
             readable.append(file)
         else:
             newer.append(file._replace(version=None, problem=f"it is newer than {chosen}"))
@@ -208,6 +218,29 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
         problem = "so the commit of one was lost: name one as metadata_location"
         raise ValidationError(f"{folder}: {names} are version {readable[0].number}, {problem}")
     return [*newer, *readable]
+
+
+def _listed(recovery: Recovery, chosen: str | None) -> Iterator[Candidate]:
+    """Yield the metadata files, newest first, without the ones that were never committed."""
+    current = None if recovery.current is None else file_name(recovery.current)
+    least_unknown = None if current is None or chosen is not None else number_of(current)
+    for location in metadata_files(recovery.files, recovery.folder):
+        number = number_of(location) or 0
+        if least_unknown is not None and file_name(location) != current and number >= least_unknown:
+            continue
+        try:
+            yield Candidate(location, number, load_version(recovery.files, location), None)
+        except (CorruptFileError, ValidationError) as error:
+            yield Candidate(location, number, None, str(error))
+
+
+_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
+
+
+def _uuid_of(files: Files, location: str) -> str | None:
+    """Return the table's uuid in a metadata file, which may be cut; None if it has none."""
+    match = _UUID.search(files.read(location))
+    return None if match is None else match[1].decode().lower()
 
 
 def plan_recovery(recovery: Recovery, chosen: str | None) -> RecoveryPlan:
@@ -222,5 +255,8 @@ def plan_recovery(recovery: Recovery, chosen: str | None) -> RecoveryPlan:
     listed = candidates(recovery, chosen)
     version = listed[-1].version
     assert version is not None
+    if recovery.is_unknown and chosen is None:
+        problem = "the catalog does not say which metadata file is current: name one as metadata_location"
+        raise ValidationError(f"{recovery.name}: {problem}; the newest that can be read is {version.metadata_location}")
     table = table_of(version, recovery.sessions, recovery.files, (recovery.name,), StaticOperations(version))
     return RecoveryPlan(table, version.metadata_location, recovery, chosen, tuple(listed))

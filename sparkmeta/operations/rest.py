@@ -357,9 +357,14 @@ def create_rest_table(
         return _loaded(catalog, identifier, answer, staged=staged)
 
 
+def refuse_without_register(catalog: RestCatalog) -> None:
+    """Raise an error for a catalog that can't register tables. Call it inside `with catalog_errors(...)`."""
+    catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
+
+
 def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
     """Add the table of a metadata file. Call it inside `with catalog_errors(...)`."""
-    catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
+    refuse_without_register(catalog)
     url = catalog.url(Endpoints.register_table, namespace=catalog._encode_namespace_path(identifier[:-1]))
     request = {"name": identifier[-1], "metadata-location": metadata_location}
     return _loaded(catalog, identifier, rest_request(catalog, "POST", url, _CREATING, request))

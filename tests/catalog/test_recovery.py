@@ -69,7 +69,7 @@ def test_the_newest_file(spark: SparkSession, tmp_path: Path, kind: str, version
     assert [row.is_chosen for row in plan.to_df().collect()][-1]
     assert sorted(path.name for path in newest.parent.iterdir()) == before
     recovered = plan.commit()
-    assert recovered.metadata_location == plan.metadata_location
+    assert (recovered.metadata_location == plan.metadata_location) == (kind == "folders")
     assert ids(recovered) == [0, 1]
     assert ids(catalog.load_table("db.t", spark).append(pa.table({"id": pa.array([9], pa.int64())}))) == [0, 1, 9]
     assert len(list(newest.parent.glob("broken-*.json"))) == (kind == "folders" and damage != "lost")
@@ -86,8 +86,9 @@ def test_several_files_are_cut(spark: SparkSession, tmp_path: Path, kind: str) -
     plan = catalog.recover_table("db.t", spark=spark)
     assert plan.summary().given_up == (files[-1], files[-2])
     assert str(plan.summary()).count("  lost: ") == 2
-    assert ids(plan.commit()) == [0]
-    for path in files[:2]:
+    recovered = plan.commit()
+    assert ids(recovered) == [0]
+    for path in {*files[:2], recovered.metadata_location}:
         cut(Path(local_path(path)))
     with pytest.raises(sm.NoSuchTableError, match="no metadata file can be read"):
         catalog.recover_table("db.t", spark=spark)
@@ -152,6 +153,34 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     assert ids(catalog.load_table("db.t", spark)) == [0, 1]
 
 
+def test_others_have_recovered_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """An old plan does not undo commits of others."""
+    catalog = new_catalog(tmp_path, "sql")
+    table = new_table(catalog, 2, spark)
+    cut(Path(local_path(table.metadata_location)))
+    plans = [catalog.recover_table("db.t", spark=spark) for _ in range(2)]
+    plans[0].commit().append(pa.table({"id": pa.array([9], pa.int64())}))
+    with pytest.raises(sm.CommitFailedError):
+        plans[1].commit()
+    assert ids(catalog.load_table("db.t", spark)) == [0, 1, 9]
+
+
+def test_another_table_in_the_folder(spark: SparkSession, tmp_path: Path) -> None:
+    """Files of another table, which had the name before, are not taken."""
+    catalog = new_catalog(tmp_path, "sql")
+    new_table(catalog, 2, spark)
+    catalog.rename_table("db.t", "db.old")
+    table = new_table(catalog, 2, spark)
+    for entry in table.metadata.metadata_log:
+        Path(local_path(entry.metadata_file)).unlink()
+    cut(Path(local_path(table.metadata_location)))
+    with pytest.raises(sm.NoSuchTableError, match="no metadata file can be read"):
+        catalog.recover_table("db.t", spark=spark)
+    other = catalog.load_table("db.old", spark)
+    with pytest.raises(sm.ValidationError, match="it is of another table"):
+        catalog.recover_table("db.t", metadata_location=other.metadata_location, spark=spark)
+
+
 def test_others_have_committed(spark: SparkSession, tmp_path: Path) -> None:
     catalog = new_catalog(tmp_path, "folders")
     table = new_table(catalog, 2, spark)
@@ -175,6 +204,9 @@ def test_a_rest_catalog(spark: SparkSession, rest_uri: str, damage: str) -> None
     for number in range(2):
         table = table.append(pa.table({"id": pa.array([number], pa.int64())}))
     DAMAGE[damage](Path(local_path(table.metadata_location)))
-    recovered = catalog.recover_table(f"{namespace}.t", table.location(), spark=spark).commit()
+    with pytest.raises(sm.ValidationError, match="the catalog does not say which metadata file is current") as error:
+        catalog.recover_table(f"{namespace}.t", table.location(), spark=spark)
+    newest = str(error.value).rpartition(" ")[2]
+    recovered = catalog.recover_table(f"{namespace}.t", table.location(), newest, spark=spark).commit()
     assert ids(recovered) == [0]
     assert ids(recovered.append(pa.table({"id": pa.array([5], pa.int64())}))) == [0, 5]
