@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.storage.location import local_path
 from tests.conformance.test_moved_tables import LACKING, NAMES, UNREAD, move
+from tests.maintain.test_repair import files_of, list_of, rewrite_avro
 from tests.peers import corpus as peers
 from tests.peers.slices import slice_of
 from tests.rows.comparison import row_texts
@@ -73,6 +74,41 @@ def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Pa
     assert row_texts(corpus.java.table(mended.metadata_location, "mended").rows()) == expected
     assert row_texts(mended.scan().to_df()) == expected_of_ours
     assert mended.maintenance.repair(kinds).summary().is_empty
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", slice_of(WITH_FILES))
+def test_lost_manifests_and_wrong_lists(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Path) -> None:
+    """A manifest is lost, and the list counts the entries of the others wrongly."""
+    peer = corpus.table(name)
+    if "not_spark" in peer.recipe.tags:
+        pytest.skip("Iceberg's Spark integration lacks a type of the table")
+    copied = move(sm.load_table(peer.metadata_location, spark=spark), f"file://{corpus.folder}", tmp_path / "copy")
+    table = sm.load_table(copied.metadata.location, spark=spark)
+    manifests = [row["path"] for row in table.inspect.arrow.manifests().to_pylist() if row["content"] == 0]
+    lost_files = files_of(table, manifests[0]) if manifests else []
+    if not lost_files or not table.current_snapshot().manifest_list:
+        pytest.skip("the head has no manifest with files, or no manifest list")
+    before = corpus.java.table(table.metadata_location, "before").rows(columns=("*", "_file AS file_of_the_row"))
+    others = before.where(~F.col("file_of_the_row").isin(lost_files)).drop("file_of_the_row")
+    expected = row_texts(others)
+    Path(local_path(manifests[0])).unlink()
+    rewrite_avro(list_of(table), count_more)
+    damaged = sm.load_table(table.metadata.location, spark=spark)
+    assert damaged.maintenance.repair().summary().damage.keys() == {"lost-manifests"}
+    mended = damaged.maintenance.repair(["lost-manifests"]).commit()
+    plan = mended.maintenance.repair(["wrong-manifest-counts"])
+    assert {row.file_path for row in plan.to_df().collect()} <= {*mended.inspect.arrow.manifests()["path"].to_pylist()}
+    mended = plan.commit()
+    assert mended.maintenance.repair(["lost-manifests", "wrong-manifest-counts"]).summary().is_empty
+    assert row_texts(corpus.java.table(mended.metadata_location, "mended").rows()) == expected
+
+
+def count_more(row: dict[str, Any]) -> None:
+    """Change the number of deleted entries that a manifest list counts."""
+    name = next((name for name in ("deleted_files_count", "deleted_data_files_count") if name in row), None)
+    if name is not None:
+        row[name] = (row[name] or 0) + 7
 
 
 def count_of(table: sm.Table, path: str) -> int:
