@@ -168,9 +168,10 @@ class Catalog(HoldsViews):
             schema: its columns. Defaults to the columns of Spark's table, or else of the files and of their folders
                 `name=value`, all optional. Columns of files are merged by name, and their types promoted.
             partition_by: its partition fields, as for `create_table`. Defaults to the source's partition columns.
-            properties: its properties, in addition to the properties of Spark's table.
+            properties: its properties, in addition to the properties of Spark's table, except ones that describe only
+                that table or name folders.
             format_version: as for `create_table`.
-            location: its folder, outside of the source's. Defaults to the catalog's choice.
+            location: its folder, outside of the source's folders. Defaults to the catalog's choice.
 
         Raises:
             TableAlreadyExistsError: the table exists.

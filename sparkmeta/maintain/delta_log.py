@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.session import materialize
 from sparkmeta.storage.location import escape_glob, file_name, join
+from sparkmeta.storage.reading import STRICT
 from sparkmeta.write.existing_tasks import FILE_PATH
 
 if TYPE_CHECKING:
@@ -118,13 +119,13 @@ def _actions(spark: SparkSession, location: str, log_files: Iterable[str]) -> Da
     if later:
         rows = (
             spark.read.schema(_ACTIONS)
-            .option("mode", "FAILFAST")
+            .options(**STRICT, mode="FAILFAST")
             .json([escape_glob(commits[number]) for number in later])
         )
         number = F.substring(F.col("_metadata.file_name"), 1, 20).cast("long")
         frames.append(rows.select("*", number.alias(_VERSION)))
     if parts:
-        rows = spark.read.schema(_ACTIONS).parquet(*map(escape_glob, checkpoints[version, parts]))
+        rows = spark.read.schema(_ACTIONS).options(**STRICT).parquet(*map(escape_glob, checkpoints[version, parts]))
         frames.append(rows.select("*", F.lit(version).cast("long").alias(_VERSION)))
     return materialize(frames[0].union(frames[-1]) if len(frames) > 1 else frames[0])
 

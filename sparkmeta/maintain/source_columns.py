@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_name
 from pyiceberg.types import MapType, NestedField, StructType
 
 from sparkmeta.errors import CorruptFileError, ValidationError
@@ -39,24 +39,38 @@ class Shape:
         columns: the columns in the files.
         folders: the columns in the folders above them.
         path: a file, for errors.
+        case_sensitive: whether names of columns may differ only in case.
     """
 
     columns: tuple[IcebergColumn, ...]
     folders: tuple[IcebergColumn, ...]
     path: str
+    case_sensitive: bool
 
     @staticmethod
-    def of(row: dict[str, Any]) -> Shape:
-        """Return a row of `SHAPES`."""
+    def of(row: dict[str, Any], *, case_sensitive: bool) -> Shape:
+        """Return a row of `SHAPES`.
+
+        Args:
+            row: the row.
+            case_sensitive: whether names of columns may differ only in case.
+
+        Raises:
+            ValidationError: two columns have one name, or a folder has no name.
+        """
         columns, folders = json.loads(row[SHAPE])
-        return Shape(_columns(columns), _columns(folders), row[FILE_PATH])
+        shape = Shape(_columns(columns), _columns(folders), row[FILE_PATH], case_sensitive)
+        if any(not column.name for column in shape.folders):
+            raise ValidationError(f"{shape.path}: a folder above it has no name before the =")
+        shape._refuse_repeated(shape.path)
+        return shape
 
     def with_files(self, other: Shape) -> Shape:
         """Return the columns of these files and of others.
 
         Raises:
             ValidationError: a column has two types, and neither can be promoted to the other; or the folders of the
-                files name other columns.
+                files name other columns; or names of columns differ only in case.
         """
         names, other_names = ([column.name for column in shape.folders] for shape in (self, other))
         if names != other_names:
@@ -68,7 +82,19 @@ class Shape:
             replace(column, type=_folder_type(column.type, further.type))
             for column, further in zip(self.folders, other.folders, strict=True)
         )
-        return Shape(_merged(self.columns, other.columns, "", other.path), folders, self.path)
+        columns = _merged(self.columns, other.columns, "", other.path)
+        shape = replace(self, columns=columns, folders=folders)
+        if columns != self.columns:
+            shape._refuse_repeated(other.path)
+        return shape
+
+    def _refuse_repeated(self, path: str) -> None:
+        """Raise ValidationError, which names a file, if columns have one name. Files may have columns of folders."""
+        names = {column.name for column in self.columns}
+        _refuse_repeated(self.columns, "", path, case_sensitive=self.case_sensitive)
+        _refuse_repeated(self.folders, "", path, case_sensitive=self.case_sensitive)
+        further = [column for column in self.folders if column.name not in names]
+        _refuse_repeated((*self.columns, *further), "", path, case_sensitive=self.case_sensitive)
 
     def schema(self) -> Schema:
         """Return a schema of the columns, all optional. Columns of folders come last, unless files have them.
@@ -82,11 +108,34 @@ class Shape:
             for column in self.folders
             if column.name not in names
         ]
-        return Schema(*_fields((*self.columns, *in_folders), count(1).__next__, self.path))
+        fields = _fields((*self.columns, *in_folders), count(1).__next__, self.path)
+        try:
+            schema = Schema(*fields)
+            index_by_name(schema)
+        except ValueError as error:
+            # A column `a.b` beside a struct `a`.
+            raise ValidationError(f"{self.path}: {error}") from None
+        return schema
 
 
 def _columns(parts: Iterable[Any]) -> tuple[IcebergColumn, ...]:
     return tuple(IcebergColumn(name, None, kind, _columns(children)) for name, kind, children in parts)
+
+
+def _refuse_repeated(columns: Iterable[IcebergColumn], above: str, path: str, *, case_sensitive: bool) -> None:
+    names: dict[str, str] = {}
+    for column in columns:
+        key = column.name if case_sensitive else column.name.lower()
+        other_name = names.get(key)
+        if other_name == column.name:
+            raise ValidationError(f"{path}: two columns have the name {above}{column.name}")
+        if other_name is not None:
+            raise ValidationError(
+                f"{path}: the names of columns {above}{other_name} and {above}{column.name} differ only in case: "
+                "spark.sql.caseSensitive=true permits it"
+            )
+        names[key] = column.name
+        _refuse_repeated(column.children, f"{above}{column.name}.", path, case_sensitive=case_sensitive)
 
 
 def _merged(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -16,11 +17,14 @@ from urllib.parse import quote
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from sparkmeta.checks import NAME, property_texts
 from sparkmeta.commit.partition_folders import NULL_FOLDERS
+from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.transaction import Transaction
+from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.relation import (
     collected,
     count,
@@ -34,6 +38,8 @@ from sparkmeta.entries.relation import (
     with_columns,
 )
 from sparkmeta.errors import (
+    CorruptFileError,
+    FileAccessError,
     NoSuchTableError,
     NotFoundError,
     UnsupportedError,
@@ -48,15 +54,19 @@ from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.maintain.source_columns import Shape
 from sparkmeta.maintain.take_in_tasks import SHAPE, SHAPES, ShapeReader
 from sparkmeta.manifests.placement import mapped_files
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES
 from sparkmeta.operations.table_operations import BaseTable, TableT
 from sparkmeta.progress import planning
+from sparkmeta.rows.columns import NAME_MAPPING
 from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import TableState, task_reader
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.location import absolute, is_local, join, normalize
-from sparkmeta.storage.reading import of_text
-from sparkmeta.write.add_files import AddNameMapping, describe_rows
+from sparkmeta.spec.table_properties import METADATA_PATH
+from sparkmeta.storage.location import absolute, is_local, join, normalize, parents
+from sparkmeta.storage.reading import location_key, of_text
+from sparkmeta.write.add_files import AddNameMapping, describe_rows, is_case_sensitive
 from sparkmeta.write.existing_tasks import FILE_PATH, FOLDERS
+from sparkmeta.write.tasks import DATA_PATHS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +75,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.session import SessionSource
+    from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
     from sparkmeta.write.add_files import AddedFiles
 
@@ -165,6 +176,7 @@ class TakeInPlan(Plan[TableT, TableT]):
             TableAlreadyExistsError: another client has created a table of the name.
             ValidationError: a file does not fit the table. Nothing is written.
             NotFoundError: a file is gone. Nothing is written.
+            UnsupportedError: the source of a migration has become an Iceberg table.
             CommitStateUnknownError: the catalog did not respond; the table may exist, and no file is deleted.
         """
         return super().commit()
@@ -174,7 +186,12 @@ class TakeInPlan(Plan[TableT, TableT]):
         transaction = Transaction(self.table)
         transaction._add(AddNameMapping.of(self.table.metadata))
         if count(files):
-            transaction.update_snapshot().append(files).assume_new_files()
+            # All clients see the rows of a new table, whatever the session stages.
+            step = SnapshotStep(self.table.state, WriteTarget(MAIN_BRANCH), {})
+            SnapshotUpdate(step).append(files).assume_new_files()
+            transaction._add_snapshot(step)
+        if self.migrates:
+            _refuse_iceberg(self._source.state.files, self._source.state.metadata.location)
         transaction.commit()
         return self._load()
 
@@ -186,7 +203,23 @@ class TakeInPlan(Plan[TableT, TableT]):
         """The files, described as files of the table."""
         state = replace(self._source.state, metadata=self.table.metadata)
         rows = frame_of(self._source.rows, state)
-        return describe_rows(state, rows, self._source.count, check_other_tables=True)
+        added = describe_rows(state, rows, self._source.count, check_other_tables=True)
+        if not self.migrates and self._source.count is None:
+            self._refuse_shared(added.files)
+        return added
+
+    def _refuse_shared(self, files: DataFrame) -> None:
+        """Raise ValidationError if files are below the table's folder, or directly in it or in a folder above it."""
+        location = self.table.metadata.location
+        normal = normalize(location)
+        key, folders = location_key(sql.col(FILE_PATH)).column(), [join(above, "") for above in parents(normal)]
+        folder = sql.call("regexp_extract", location_key(sql.col(FILE_PATH)), "(?s)^(.*/)[^/]*$", 1).column()
+        shared = files.where(key.startswith(join(normal, "")) | folder.isin(folders))
+        for path in shared.select(FILE_PATH).limit(1).toArrow().column(0).to_pylist():
+            raise ValidationError(
+                f"{self.table.full_name}: location is {location}, and {path} is a file of {self.source}: expected a "
+                "folder without its files, and outside of their folders"
+            )
 
 
 NewTable: TypeAlias = (
@@ -243,13 +276,20 @@ class TakeIn:
             empty = new_metadata(location, Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, None)
             return TableState(sessions, files_at(location), empty, None)
 
+        def source_at(location: str) -> TableState:
+            state = state_at(location)
+            if self.migrates:
+                _refuse_iceberg(state.files, location)
+            return state
+
         NAME.check("source", self.source)
         properties = property_texts("properties", self.properties)
         with translated_errors():
             if "/" in self.source:
-                source = folder_source(state_at(absolute(self.source.rstrip("/"))), reads_columns=self.schema is None)
+                state = source_at(absolute(self.source.rstrip("/")))
+                source = folder_source(state, reads_columns=self.schema is None)
             else:
-                source = table_source(self.source, sessions, state_at)
+                source = table_source(self.source, sessions, source_at, migrates=self.migrates)
         source_location = source.state.metadata.location
         if self.migrates and source.is_shared is not None:
             raise UnsupportedError(f"{self.source}: {source.is_shared}: snapshot_table leaves the source as it is")
@@ -258,7 +298,7 @@ class TakeIn:
         table = new_table(
             source.schema if self.schema is None else self.schema,
             terms,
-            {**source.properties, **role, **properties},
+            {**source.properties, **properties, **role},
             source_location if self.migrates else self.location,
         )
         if not self.migrates:
@@ -273,6 +313,13 @@ class TakeIn:
                 f"{table.full_name}: location is {table.metadata.location}, and the files of {self.source} are in "
                 f"{source_location}: neither may be inside the other"
             )
+        properties = table.metadata.properties
+        for name in (METADATA_PATH, *DATA_PATHS):
+            if name in properties and join(normalize(properties[name]), "").startswith(keys[1]):
+                raise ValidationError(
+                    f"{table.full_name}: {name} is {properties[name]}, inside the folder {source_location} of "
+                    f"{self.source}: expected another folder"
+                )
 
 
 # -- The source -------------------------------------------------------------------------------------------------------
@@ -302,7 +349,7 @@ class Source:
 
 
 # Names that Spark does not read.
-_HIDDEN = r"(?:^|/)(?:\.|_(?![^/]*=))"
+_HIDDEN = r"(?:^|/)(?:\.|_(?![^/]*=))|\._COPYING_(?:/|$)"
 # Folders and files in which other formats of tables say which files are current.
 _LOGS = {LOG: "a Delta table", "_spark_metadata": "streaming output of Spark", ".hoodie": "a Hudi table"}
 _LOG_NAMES = "|".join(map(re.escape, _LOGS))
@@ -327,17 +374,11 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
         ValidationError: files contradict each other, or one is not a data file.
     """
     location, reader, path, inside = state.metadata.location, task_reader(state), sql.col("path"), sql.col(_INSIDE)
-    begin = len(join(location, ""))
-    path_inside = of_text(sql.call("substr", path, begin + 1), path, lambda text: text[begin:])
-    listed = with_columns(walked_files(state, reader, location, _UNLISTED), path_inside.alias(_INSIDE))
+    _refuse_logs(state.files, location, parents(location))
+    listed = _listed(state, reader)
     if first(listed, inside.startswith(f"{LOG}/")) is not None:
         return _delta_source(state, where(listed, finds(inside, f"^{LOG_FILE}")))
-    if (of_table := first(listed, finds(inside, _OF_TABLES))) is not None:
-        kinds = (kind for name, kind in _LOGS.items() if f"/{name}/" in of_table["path"])
-        raise UnsupportedError(
-            f"{location}: {of_table['path']} belongs to {next(kinds, 'an Iceberg table')}, whose current files are not "
-            "all files of the folder"
-        )
+    _refuse_tables_below(listed, location)
     visible = where(listed, ~finds(inside, _HIDDEN))
     if is_local(location):
         visible = with_local_status(visible)
@@ -353,13 +394,70 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
     return Source(state, rows, number, shape.schema(), [column.name for column in shape.folders])
 
 
+def _listed(state: TableState, reader: ExecutorReader) -> Relation:
+    """Return the files below a source, with their paths inside of it."""
+    location, path = state.metadata.location, sql.col("path")
+    begin = len(join(location, ""))
+    path_inside = of_text(sql.call("substr", path, begin + 1), path, lambda text: text[begin:])
+    return with_columns(walked_files(state, reader, location, _UNLISTED), path_inside.alias(_INSIDE))
+
+
+def _refuse_tables_below(listed: Relation, location: str) -> None:
+    """Raise UnsupportedError if files of a source belong to a table that lists its files elsewhere."""
+    if (of_table := first(listed, finds(sql.col(_INSIDE), _OF_TABLES))) is not None:
+        kinds = (kind for name, kind in _LOGS.items() if f"/{name}/" in of_table["path"])
+        raise UnsupportedError(
+            f"{location}: {of_table['path']} belongs to {next(kinds, 'an Iceberg table')}, whose current files are not "
+            "all files of the folder"
+        )
+
+
+def _refuse_logs(files: Files, location: str, folders: Sequence[str]) -> None:
+    """Raise UnsupportedError if one of the folders, which contain a source, has the log of a table."""
+    for folder in folders:
+        for name, kind in _LOGS.items():
+            if _shows_files(files, join(folder, name)):
+                raise UnsupportedError(
+                    f"{location}: it is in the folder {folder} of {kind}, whose current files are not all files of the "
+                    "folder"
+                )
+
+
+def _refuse_iceberg(files: Files, location: str) -> None:
+    """Raise UnsupportedError if a folder is in an Iceberg table, or is one: only one table can own its files."""
+    folder = location if _has_files(files, join(location, METADATA), METADATA_FILES) else None
+    above = (parent for parent in parents(location) if _shows_files(files, join(parent, METADATA), METADATA_FILES))
+    if folder is not None or (folder := next(above, None)) is not None:
+        raise UnsupportedError(f"{location}: the folder {folder} is an Iceberg table already, which may own the files")
+
+
+def _shows_files(files: Files, folder: str, pattern: str = "*") -> bool:
+    """Return whether a folder above a source has files that the client may list."""
+    with suppress(FileAccessError, PermissionError):
+        return _has_files(files, folder, pattern)
+    return False
+
+
+def _has_files(files: Files, folder: str, pattern: str = "*") -> bool:
+    with suppress(NotFoundError):
+        return bool(files.list(folder, pattern))
+    return False
+
+
 def _delta_source(state: TableState, log_files: Relation) -> Source:
     """Return the current files of a Delta table."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
+    location = state.metadata.location
+    if _has_files(state.files, join(join(location, LOG), "_commits")):
+        raise UnsupportedError(f"{location}: the Delta table has commits that a catalog coordinates: not supported")
+    if is_local(location):
+        log_files = with_local_status(log_files)
+    if (empty := first(log_files, sql.col("length") == 0)) is not None:
+        raise CorruptFileError(empty["path"], "length", 0, "an empty file is no part of a Delta log")
     paths = list(values(select(log_files, [sql.col("path").alias("path")])))
-    table = delta_table(state.spark, state.metadata.location, paths)
+    table = delta_table(state.spark, location, paths)
     # An empty text is null.
     texts = [(name, F.nullif(F.col("partitionValues")[name], F.lit(""))) for name in table.partition_columns]
     rows = table.files.select(FILE_PATH, _folders(texts).alias(FOLDERS))
@@ -375,39 +473,67 @@ def _shape(state: TableState, rows: Relation, number: int, shapes: ShapeReader) 
     )
     first_path = sql.call("min", sql.col(FILE_PATH)).alias(FILE_PATH)
     rows_of_shapes = collected(grouped(of_files, sql.columns(SHAPE), [first_path])).sort_by(FILE_PATH)
-    return reduce(Shape.with_files, map(Shape.of, rows_of_shapes.to_pylist()))
+    case_sensitive = is_case_sensitive(state.spark)
+    shapes_of_files = (Shape.of(row, case_sensitive=case_sensitive) for row in rows_of_shapes.to_pylist())
+    return reduce(Shape.with_files, shapes_of_files)
 
 
 _FORMATS = ("parquet", "orc", "avro")
+_PURGE = "external.table.purge"
+# Properties that describe the table of Spark or Hive, but not a table of Iceberg, or name its folders.
+_NOT_COPIED = re.compile(
+    "|".join(map(re.escape, (_PURGE, METADATA_PATH, *DATA_PATHS, NAME_MAPPING, "serialization.format", "path")))
+    + r"|external|transient_lastddltime|last_modified_(?:by|time)|bucketing_version|column_stats_accurate"
+    + r"|num(?:files|rows|partitions|fileserasurecoded)|(?:total|rawdata)size|spark\.sql\..*",
+    re.IGNORECASE,
+)
+# Spark's metadata of a field that gives existing rows a value.
+_DEFAULT = "EXISTS_DEFAULT"
 
 
-def table_source(name: str, sessions: SessionSource, state_at: Callable[[str], TableState]) -> Source:
+def table_source(
+    name: str, sessions: SessionSource, state_at: Callable[[str], TableState], *, migrates: bool
+) -> Source:
     """Return the files that Spark reads for a table in its own catalog, with the values of their partitions.
 
     The files of partitions may be anywhere. Files without rows are left out.
 
+    Args:
+        name: the table.
+        sessions: where the session comes from.
+        state_at: returns a folder as a table without columns.
+        migrates: whether the new table is to own the files.
+
     Raises:
         NoSuchTableError: there is no such table.
-        UnsupportedError: it is a view, or a table of another format.
+        UnsupportedError: it is a view, a table of another format, or has a column with a default for existing rows.
     """
     table, described = _described(sessions.get(), name)
     if (file_format := _format(described)) is None or "location" not in described:
         kind = described.get("serde_library") or described.get("provider") or described.get("type", "").lower()
         raise UnsupportedError(f"{name}: it is of the kind {kind}: expected a table of Parquet, ORC or Avro files")
     schema, names = table.schema, described.get("partition_columns", [])
+    if (column := next((field.name for field in schema if _DEFAULT in field.metadata), None)) is not None:
+        raise UnsupportedError(f"{name}: column {column} has a default for existing rows, which their files lack")
+    state = state_at(described["location"])
+    _refuse_logs(state.files, name, (state.metadata.location, *parents(state.metadata.location)))
+    if migrates:
+        _refuse_tables_below(_listed(state, task_reader(state)), name)
     folders = _folders([(column, _text(schema[column])) for column in names])
     by_hive = described["provider"] == "hive" and file_format == "avro"
     rows = _files(table, file_format, folders, by_hive=by_hive)
-    is_managed = described.get("type") == "MANAGED"
-    return Source(
-        state_at(described["location"]),
-        rows,
-        None,
-        schema,
-        names,
-        described.get("table_properties", {}),
-        "Spark manages the table, so that DROP TABLE deletes its files" if is_managed else None,
-    )
+    properties: Mapping[str, str] = described.get("table_properties", {})
+    copied = {key: value for key, value in properties.items() if not _NOT_COPIED.fullmatch(key)}
+    return Source(state, rows, None, schema, names, copied, _reason_to_share(described, properties))
+
+
+def _reason_to_share(described: Mapping[str, Any], properties: Mapping[str, str]) -> str | None:
+    """Return why a table keeps owning its files; None if another table can own them."""
+    if described.get("type") == "MANAGED":
+        return "Spark manages the table, so that DROP TABLE deletes its files"
+    if any(key.lower() == _PURGE and value.lower() == "true" for key, value in properties.items()):
+        return f"{_PURGE} is true, so that DROP TABLE deletes its files"
+    return None
 
 
 def _described(spark: SparkSession, name: str) -> tuple[DataFrame, dict[str, Any]]:

@@ -114,10 +114,12 @@ def location_key(location: Sql) -> Sql:
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
 # Options take precedence over session settings, which may ignore missing or damaged files.
-_STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""Options with which Spark's sources skip no file that is listed, unless it is empty."""
+
 # Dates and timestamps before 1582 are in the proleptic Gregorian calendar, whatever the writer.
 STRICT_PARQUET = {
-    **_STRICT,
+    **STRICT,
     "mergeSchema": "false",
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
@@ -179,7 +181,7 @@ def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -
     Raises:
         NotFoundError: see `read_parquet`.
     """
-    options = {**_STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
+    options = {**STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
     reader = spark.read.format("binaryFile").options(**options)
     return _loaded(reader, [spelled(spark, path) for path in paths])
 
@@ -229,7 +231,7 @@ def _error_of(spark: SparkSession, path: str) -> Exception | None:
     """Return the error that Spark raises when it looks for a file."""
     try:
         # With Spark Connect, it looks only when the columns are needed.
-        assert spark.read.format("binaryFile").options(**_STRICT).load(path).columns
+        assert spark.read.format("binaryFile").options(**STRICT).load(path).columns
     except Exception as error:  # noqa: BLE001 - each file system has its own errors
         return error
     return None

@@ -46,7 +46,7 @@ from sparkmeta.write.tasks import PROBLEM
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.rows.resolve import MappedName
     from sparkmeta.snapshot.state import TableState
@@ -180,7 +180,7 @@ def measured_files(state: TableState, *, full_bounds: bool) -> ExistingFiles:
         UnsupportedError: tasks can't open the table's files.
     """
     files = existing_files(state, check_other_tables=False, full_bounds=full_bounds)
-    partitions = FilePartitions((), {}, {}, {}, case_sensitive=True)
+    partitions = FilePartitions((), {}, frozenset(), {}, {}, case_sensitive=True)
     # Files may have columns that the table has dropped since.
     columns = replace(files.columns, refuses_others=False)
     return replace(files, columns=columns, partitions=partitions, partition=None, tuple_indices=())
@@ -209,7 +209,7 @@ def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: 
         metric_leaves(written, modes),
         frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
     )
-    case_sensitive = (setting(state.spark, _CASE_SENSITIVE) or "").lower() == "true"
+    case_sensitive = is_case_sensitive(state.spark)
     top_level = {field.name: field.field_id for field in schema.fields}
     fields = tuple(
         FileField(
@@ -227,6 +227,7 @@ def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: 
     )
     sources = {field.source for field in fields}.intersection(schema.field_ids)
     names = {source: schema.find_column_name(source) or "" for source in sources}
+    required = frozenset(source for source in sources if schema.find_field(source).required)
     defaults = {source: bound_value(schema.find_field(source).initial_default) for source in sources}
     tuple_fields = types.partition_type.fields
     partition = pa.struct(
@@ -237,7 +238,7 @@ def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: 
         table=metadata.location,
         reader=rows.reader,
         columns=table,
-        partitions=FilePartitions(fields, names, defaults, top_level, case_sensitive),
+        partitions=FilePartitions(fields, names, required, defaults, top_level, case_sensitive),
         rows=rows,
         written=written,
         modes=modes,
@@ -246,6 +247,11 @@ def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: 
         tuple_indices=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
         own_folder=normalize(metadata.location) if check_other_tables else None,
     )
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Return whether a session distinguishes columns whose names differ only in case."""
+    return (setting(spark, _CASE_SENSITIVE) or "").lower() == "true"
 
 
 def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ class FilePartitions:
     Attributes:
         fields: the fields of the partition spec.
         names: the names of columns by field id.
+        required: the field ids of columns without nulls.
         defaults: the initial defaults of columns, in bound form, by field id.
         columns: the ids of all top-level columns by name.
         case_sensitive: whether the names of folders are compared with case.
@@ -78,6 +79,7 @@ class FilePartitions:
 
     fields: tuple[FileField, ...]
     names: Mapping[int, str]
+    required: frozenset[int]
     defaults: Mapping[int, Any]
     columns: Mapping[str, int]
     case_sensitive: bool
@@ -194,6 +196,9 @@ class FilePartitions:
         if field.source in present:
             proven = self._proven(field, location, column_facts, has_folder=bool(by_folder))
         elif by_folder and field.is_identity:
+            if by_folder[0] is None and field.source in self.required:
+                problem = f"folder {folder} is null, but column {self.names[field.source]} is required"
+                raise ValidationError(f"{location}: {problem}")
             return by_folder[0]
         else:
             # For transforms other than identity, readers use the column's default, not the folder's value.

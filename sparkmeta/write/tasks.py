@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # Iceberg's location providers choose the same locations.
 
 
-_DATA, _OBJECTS, _OLD_DATA = "write.data.path", "write.object-storage.path", "write.folder-storage.path"
+DATA_PATHS = _DATA, _OBJECTS, _OLD_DATA = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
 _ENABLED, _PARTITIONED = "write.object-storage.enabled", "write.object-storage.partitioned-paths"
 # Folders of hash bits in a location, so that object stores spread requests.
 _BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3

@@ -181,7 +181,14 @@ def test_formats_in_one_folder(spark: SparkSession, tmp_path: Path, java_warehou
         pq.write_table(pa.table({"d": values}), folder / "k=2" / f"{number}.parquet")
     pq.write_table(longs.slice(0, 0), folder / "k=2" / "none.parquet")
     (folder / "k=2" / "empty.parquet").write_bytes(b"")
-    for hidden in ("_SUCCESS", ".3.orc.crc", "_temporary/0/1.parquet", "k=2/_1.parquet", ".hidden/k=9/1.parquet"):
+    for hidden in (
+        "_SUCCESS",
+        "k=2/4.parquet._COPYING_",
+        ".3.orc.crc",
+        "_temporary/0/1.parquet",
+        "k=2/_1.parquet",
+        ".hidden/k=9/1.parquet",
+    ):
         (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
         (folder / hidden).write_text("x")
     catalog, name = sm.load_catalog("java", type="hadoop", warehouse=java_warehouse), f"t{uuid.uuid4().hex[:8]}"
@@ -353,6 +360,45 @@ def test_migration_in_a_warehouse(spark: SparkSession, tmp_path: Path, catalog: 
 # -- Errors -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_is_migrated_once(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "source" / "1.parquet", id=[1])
+    catalog, source = sql_catalog(tmp_path / "sql"), f"file://{tmp_path}/source"
+    plans = [catalog.migrate_table(source, f"db.t{number}", spark=spark) for number in range(2)]
+    plans[0].commit()
+    problem = f"source: the folder {source} is an Iceberg table already, which may own the files"
+    with pytest.raises(UnsupportedError, match=problem):
+        plans[1].commit()
+    with pytest.raises(UnsupportedError, match=problem):
+        catalog.migrate_table(source, "db.again", spark=spark)
+    write(tmp_path / "source" / "below" / "1.parquet", id=[1])
+    with pytest.raises(UnsupportedError, match=f"below: {problem[len('source: ') :]}"):
+        catalog.migrate_table(f"{source}/below", "db.below", spark=spark)
+    assert not catalog.table_exists("db.t1")
+
+
+def test_properties_of_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """A table never deletes files of its source, and writes none among them."""
+    write(tmp_path / "source" / "1.parquet", id=[1])
+    catalog, source = sql_catalog(tmp_path / "sql"), f"file://{tmp_path}/source"
+    role = {"gc.enabled": "true", "snapshot": "false"}
+    plan = catalog.snapshot_table(source, "db.t", properties=role, spark=spark)
+    assert plan.table.properties["gc.enabled"] == "false"
+    assert plan.table.properties["snapshot"] == "true"
+    for name in ("write.data.path", "write.metadata.path", "write.object-storage.path"):
+        with pytest.raises(ValidationError, match=f"t: {name} is {tmp_path}/source/new, inside the folder {source} of"):
+            catalog.snapshot_table(source, "db.t", properties={name: f"{tmp_path}/source/new"}, spark=spark)
+
+
+def test_the_rows_are_on_main(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:
+    write(tmp_path / "source" / "1.parquet", id=[1])
+    for name, setting in (("db.a", "spark.wap.id"), ("db.b", "spark.wap.branch")):
+        with configured(spark, {setting: "audit"}):
+            plan = catalog.snapshot_table(
+                str(tmp_path / "source"), name, properties={"write.wap.enabled": "true"}, spark=spark
+            )
+            assert [*plan.commit().metadata.refs] == ["main"]
+
+
 def write(path: Path, **columns: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
@@ -420,6 +466,43 @@ def test_folders_that_are_no_sources(spark: SparkSession, tmp_path: Path, catalo
         catalog.snapshot_table("", "db.t", spark=spark)
     with pytest.raises(NoSuchNamespaceError, match="none"):
         tables.snapshot_table(str(tmp_path / "source"), "none.t", spark=spark)
+
+
+def test_folders_in_tables_of_other_formats(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:
+    for log, kind in (("_delta_log", "a Delta table"), (".hoodie", "a Hudi table"), ("_spark_metadata", "streaming")):
+        folder = tmp_path / f"of{log}"
+        write(folder / "x" / "k=1" / "1.parquet", id=[1])
+        (folder / log).mkdir()
+        (folder / log / "0").write_text("{}")
+        with pytest.raises(UnsupportedError, match=f"k=1: it is in the folder {folder} of {kind}"):
+            catalog.snapshot_table(f"{folder}/x/k=1", "db.t", spark=spark)
+
+
+def test_null_folders_of_required_columns(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:
+    write(tmp_path / "source" / "k=__HIVE_DEFAULT_PARTITION__" / "1.parquet", id=[1])
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("k", pa.int32(), nullable=False)])
+    problem = refused(catalog, tmp_path / "source", spark, schema=schema)
+    assert "/1.parquet: folder k=__HIVE_DEFAULT_PARTITION__ is null, but column k is required" in problem
+
+
+def test_names_of_columns(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:
+    """Names that differ only in case are an error, unless the session distinguishes them, and so are equal ones."""
+    write(tmp_path / "files" / "1.parquet", s=[{"id": 1}])
+    write(tmp_path / "files" / "2.parquet", s=[{"ID": 2}])
+    problem = "the names of columns s.id and s.ID differ only in case: spark.sql.caseSensitive=true permits it"
+    assert f"{tmp_path}/files/2.parquet: {problem}" in refused(catalog, tmp_path / "files", spark)
+    write(tmp_path / "folder" / "k=5" / "1.parquet", K=[1])
+    assert "1.parquet: the names of columns K and k differ" in refused(catalog, tmp_path / "folder", spark)
+    with configured(spark, {"spark.sql.caseSensitive": "true"}):
+        plan = catalog.snapshot_table(str(tmp_path / "folder"), "db.t", spark=spark)
+        assert [column.name for column in plan.table.schema().fields] == ["K", "k"]
+
+    write(tmp_path / "twice" / "a=1" / "a=2" / "1.parquet", id=[1])
+    assert "a=1/a=2/1.parquet: two columns have the name a" in refused(catalog, tmp_path / "twice", spark)
+    write(tmp_path / "none" / "=1" / "1.parquet", id=[1])
+    assert "/=1/1.parquet: a folder above it has no name before the =" in refused(catalog, tmp_path / "none", spark)
+    write(tmp_path / "dot" / "1.parquet", **{"a.b": [1], "a": [{"b": 1}]})
+    assert "/dot/1.parquet: Invalid schema, multiple fields for name a.b" in refused(catalog, tmp_path / "dot", spark)
 
 
 def test_nan_is_a_partition(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:

@@ -15,6 +15,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
 from sparkmeta.maintain.delta_log import _ACTIONS
+from tests.catalog.test_take_in import sql_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,6 +129,23 @@ def test_current_files(spark: SparkSession, tmp_path: Path, catalog: Catalog, pa
         catalog.migrate_table(str(delta.folder), "db.m", spark=spark)
 
 
+def test_files_of_another_table(spark: SparkSession, tmp_path: Path) -> None:
+    """The new table is not in a folder that has files of a shallow clone, or below such a folder."""
+    delta = Delta(tmp_path / "clone").begin()
+    added = delta.write("a.parquet", None, "1", id=[1])
+    (tmp_path / "original").mkdir()
+    (delta.folder / "a.parquet").rename(tmp_path / "original" / "a.parquet")
+    added["add"]["path"] = f"file:{tmp_path}/original/a.parquet"
+    delta.commit(added)
+    catalog = sql_catalog(tmp_path / "sql")
+    for location in (tmp_path / "original", tmp_path / "original" / "new"):
+        plan = catalog.snapshot_table(str(delta.folder), "db.t", location=str(location), spark=spark)
+        with pytest.raises(ValidationError, match=f"t: location is {location}, and .*/original/a.parquet is a file of"):
+            plan.summary()
+    plan = catalog.snapshot_table(str(delta.folder), "db.t", location=f"{tmp_path}/new", spark=spark)
+    assert plan.commit().scan().count() == 1
+
+
 def test_tables_that_are_refused(spark: SparkSession, tmp_path: Path, catalog: Catalog) -> None:
     def problem(delta: Delta, kind: type[Exception] = UnsupportedError) -> str:
         with pytest.raises(kind) as info:
@@ -158,6 +176,13 @@ def test_tables_that_are_refused(spark: SparkSession, tmp_path: Path, catalog: C
     assert "there is no commit 1" in problem(delta, CorruptFileError)
     (delta.log / f"{1:020}.json").write_text('{"add": {"path": "a.par')
     assert "_delta_log" in problem(delta, sm.SparkmetaError)
+
+    (delta.log / f"{1:020}.json").write_text("")
+    assert "0001.json: length is 0: an empty file is no part of a Delta log" in problem(delta, CorruptFileError)
+    delta = Delta(tmp_path / "coordinated").begin()
+    (delta.log / "_commits").mkdir()
+    (delta.log / "_commits" / f"{1:020}.uuid.json").write_text("{}")
+    assert "the Delta table has commits that a catalog coordinates: not supported" in problem(delta)
 
     nested = Delta(tmp_path / "nested" / "below").begin()
     pq.write_table(pa.table({"id": [1]}), tmp_path / "nested" / "1.parquet")

@@ -157,6 +157,63 @@ def test_managed_tables_are_not_migrated(spark: SparkSession, tmp_path: Path, na
     assert not catalog.table_exists("db.t")
 
 
+def test_tables_whose_files_others_own(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    catalog, folder = sql_catalog(tmp_path / "sql"), tmp_path / "source"
+    create(spark, name, folder)
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('external.table.purge' = 'true')")
+    with pytest.raises(UnsupportedError, match=f"{name}: external.table.purge is true, so that DROP TABLE deletes"):
+        catalog.migrate_table(name, "db.t", spark=spark)
+    spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('external.table.purge')")
+    (folder / "_delta_log").mkdir()
+    (folder / "_delta_log" / f"{0:020}.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match=f"{name}: it is in the folder file:.*{folder} of a Delta table"):
+        catalog.migrate_table(name, "db.t", spark=spark)
+    (folder / "_delta_log").rename(folder / "p=null" / "_delta_log")
+    with pytest.raises(UnsupportedError, match=f"{name}: .*/p=null/_delta_log/.*json belongs to a Delta table"):
+        catalog.migrate_table(name, "db.t", spark=spark)
+    (folder / "p=null" / "_delta_log" / f"{0:020}.json").unlink()
+    plans = [catalog.migrate_table(name, f"db.t{number}", spark=spark) for number in range(2)]
+    plans[0].commit()
+    with pytest.raises(UnsupportedError, match=f"the folder .*{folder} is an Iceberg table already"):
+        plans[1].commit()
+    with pytest.raises(UnsupportedError, match=f"the folder .*{folder} is an Iceberg table already"):
+        catalog.migrate_table(name, "db.t", spark=spark)
+
+
+def test_properties_of_the_source(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Properties of Spark's table itself are not copied, nor ones that would have the new table write into it."""
+    create(spark, name, tmp_path / "source")
+    copied = {"write.parquet.compression-codec": "zstd", "numbers": "1"}
+    others = {"EXTERNAL": "TRUE", "transient_lastDdlTime": "1", "numFiles": "4", "serialization.format": "1"}
+    others |= {"external.table.purge": "true", "write.data.path": f"{tmp_path}/source/new", "gc.enabled": "true"}
+    texts = ", ".join(f"'{key}' = '{value}'" for key, value in {**copied, **others}.items())
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({texts})")
+    table = sql_catalog(tmp_path / "sql").snapshot_table(name, "db.t", spark=spark).table
+    assert copied.items() <= table.properties.items()
+    assert {key: table.properties[key] for key in others if key in table.properties} == {"gc.enabled": "false"}
+
+
+def test_defaults_of_existing_rows(spark: SparkSession, tmp_path: Path, catalog: Catalog, name: str) -> None:
+    create(spark, name, tmp_path / "source")
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN c INT DEFAULT 7")
+    assert spark.table(name).where("c = 7").count() == 4
+    with pytest.raises(UnsupportedError, match=f"{name}: column c has a default for existing rows, which their files"):
+        catalog.snapshot_table(name, f"taken.{name}", spark=spark)
+
+
+def test_partitions_in_the_folder_of_the_table(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    spark.sql(
+        f"CREATE TABLE {name} (id BIGINT, k INT) USING parquet PARTITIONED BY (k) LOCATION 'file://{tmp_path}/source'"
+    )
+    spark.sql("SELECT 1L id").coalesce(1).write.parquet(str(tmp_path / "new" / "elsewhere"))
+    spark.sql(f"ALTER TABLE {name} ADD PARTITION (k = 1) LOCATION 'file://{tmp_path}/new/elsewhere'")
+    catalog = sql_catalog(tmp_path / "sql")
+    for location in (tmp_path / "new", tmp_path / "new" / "elsewhere" / "t"):
+        plan = catalog.snapshot_table(name, "db.t", location=str(location), spark=spark)
+        with pytest.raises(ValidationError, match=f"t: location is {location}, and .* is a file of {name}"):
+            plan.commit()
+
+
 def test_sources_that_are_no_tables_of_files(spark: SparkSession, tmp_path: Path, catalog: Catalog, name: str) -> None:
     with pytest.raises(NoSuchTableError, match=f"{name}: there is no such table in Spark's catalog"):
         catalog.snapshot_table(name, f"taken.{name}", spark=spark)
