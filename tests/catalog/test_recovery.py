@@ -195,15 +195,14 @@ def test_others_have_committed(spark: SparkSession, tmp_path: Path) -> None:
     assert ids(catalog.load_table("db.t", spark)) == [0, 1, 2, 7]
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_rest_catalog(spark: SparkSession, rest_uri: str, damage: str) -> None:
-    """The server itself can't read the file."""
-    catalog, namespace = sm.load_catalog("rest", type="rest", uri=rest_uri), f"recovery_{damage}"
+def test_a_rest_catalog(spark: SparkSession, rest_uri: str) -> None:
+    """The server can't read the file, and pyiceberg repeats each request for a minute and a half."""
+    catalog, namespace = sm.load_catalog("rest", type="rest", uri=rest_uri), "recovery"
     catalog.create_namespace(namespace)
     table = catalog.create_table(f"{namespace}.t", pa.schema([("id", pa.int64())]), spark=spark)
     for number in range(2):
         table = table.append(pa.table({"id": pa.array([number], pa.int64())}))
-    DAMAGE[damage](Path(local_path(table.metadata_location)))
+    cut(Path(local_path(table.metadata_location)))
     with pytest.raises(sm.ValidationError, match="the catalog does not say which metadata file is current") as error:
         catalog.recover_table(f"{namespace}.t", table.location(), spark=spark)
     newest = str(error.value).rpartition(" ")[2]
