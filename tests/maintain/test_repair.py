@@ -158,7 +158,7 @@ def lose_deletes(table: sm.Table) -> tuple[set[tuple[str, str]], Rows]:
 def replace_data_file(table: sm.Table) -> tuple[set[tuple[str, str]], Rows]:
     """Replace a file without deletes by another one of more and greater values, as some tools do."""
     undeleted = [path for path in data_files(table) if not ids_in(path) & {1, 2, 12}]
-    path = max(undeleted, key=lambda path: len(ids_in(path)))
+    path = min(undeleted, key=lambda path: min(ids_in(path)))  # row ids of other files follow
     rows, file = rows_of(table), local_path(path)
     old = pq.ParquetFile(file).read()
     more = old.set_column(0, old.schema.field(0), pc.add(old["id"], pa.scalar(1_000, pa.int64())))
@@ -422,14 +422,15 @@ def test_wrong_statistics(spark: SparkSession, tmp_path: Path, kind: str, change
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_wrong_counts_in_a_list(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("surplus", [3, -300])
+def test_wrong_counts_in_a_list(spark: SparkSession, tmp_path: Path, kind: str, surplus: int) -> None:
     table = new_table(spark, tmp_path, kind)
     rows, manifests = rows_of(table), []
 
     def change(row: dict[str, Any]) -> None:
         name = next(name for name in ("added_files_count", "added_data_files_count") if name in row)
         row[name] += 5
-        row["manifest_length"] += 3
+        row["manifest_length"] += surplus
         manifests.append(name_of(row["manifest_path"]))
 
     rewrite_avro(list_of(table), change)
