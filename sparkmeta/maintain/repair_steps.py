@@ -51,12 +51,10 @@ from sparkmeta.maintain.compact_manifests import old_layout
 from sparkmeta.maintain.plans import RewriteStep, rewritten_by_others
 from sparkmeta.maintain.repair_tasks import (
     CORRECTIONS,
-    STORED,
     CorrectedEntries,
     CorrectedRows,
     Corrections,
     Damage,
-    StoredLengths,
 )
 from sparkmeta.maintain.rewrite_manifests import inherited
 from sparkmeta.manifests.manifest_tasks import ExistingTasks
@@ -204,20 +202,9 @@ class ListRepair(RewriteStep):
         left_out = dict(corrected.left_out)
         for path, bitmap in corrected.measured.items():
             left_out[path] = left_out[path].union(bitmap) if path in left_out else bitmap
-        written = ManifestRewriter(state, self.names).corrected(self._with_lengths(damaged), left_out)
+        written = ManifestRewriter(state, self.names).corrected(damaged, left_out)
         self.names.noted(written)
         return written.filter(may_be_live(written))
-
-    def _with_lengths(self, manifests: pa.Table) -> pa.Table:
-        """Return manifests with the lengths of their files, since the ones in the list may be wrong."""
-        state = self.corrected.state
-        paths = manifests.select(["manifest_path"])
-        lengths = StoredLengths(task_reader(state))
-        stored = collected(mapped_files(paths, lambda _: lengths, STORED, state, tasks=read_tasks))
-        places = pc.index_in(manifests.column("manifest_path"), stored.column("stored_path").combine_chunks())
-        index = manifests.column_names.index("manifest_length")
-        values = stored.column("stored_length").combine_chunks().take(places.combine_chunks())
-        return manifests.set_column(index, manifests.schema.field(index), values)
 
     def _of_measured(self) -> pa.Table:
         """Write the measured entries to new manifests."""
