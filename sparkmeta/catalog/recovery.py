@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from sparkmeta.errors import CommitFailedError, CorruptFileError, NoSuchTableError, ValidationError
+from sparkmeta.errors import CommitFailedError, CorruptFileError, NoSuchTableError, NotFoundError, ValidationError
 from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.operations.metadata_files import metadata_files, number_of
 from sparkmeta.operations.table_operations import BaseTable, StaticOperations, load_version
@@ -189,16 +190,13 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
         ValidationError: several files that can be read have the newest number; or the chosen file can't be read.
     """
     files, folder = recovery.files, recovery.folder
-    current = None if recovery.current is None else file_name(recovery.current)
-    table_uuid: str | None = None
+    table_uuid = None if recovery.current is None else _uuid_of(files, recovery.current)
     newer: list[Candidate] = []
     readable: list[Candidate] = []
     for file in _listed(recovery, chosen):
         is_chosen = chosen is not None and file_name(file.location) == file_name(chosen)
         if readable and (chosen is not None or file.number < readable[0].number):
             break
-        if table_uuid is None and file_name(file.location) == current:
-            table_uuid = _uuid_of(files, file.location)
         problem = file.problem
         if table_uuid is not None and file.uuid not in (None, table_uuid):
             problem = f"it is of another table, {file.uuid}: the table is {table_uuid}"
@@ -238,9 +236,11 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 
 def _uuid_of(files: Files, location: str) -> str | None:
-    """Return the table's uuid in a metadata file, which may be cut; None if it has none."""
-    match = _UUID.search(files.read(location))
-    return None if match is None else match[1].decode().lower()
+    """Return the table's uuid in a metadata file, which may be cut; None if it has none, or is gone."""
+    with suppress(NotFoundError):
+        match = _UUID.search(files.read(location))
+        return None if match is None else match[1].decode().lower()
+    return None
 
 
 def plan_recovery(recovery: Recovery, chosen: str | None) -> RecoveryPlan:
