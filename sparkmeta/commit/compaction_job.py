@@ -53,7 +53,7 @@ from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordin
 from sparkmeta.manifests.sorted_manifests import sampled_bounds, sorted_among_tasks, spread
 from sparkmeta.manifests.v4.colocated import with_vectors
 from sparkmeta.manifests.v4.root import Root, in_files, one_of, same_manifest_dv, version
-from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
+from sparkmeta.manifests.v4.write import leaf_count, write_leaves, write_owned_leaves
 from sparkmeta.progress import tracked
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.snapshot.state import task_reader
@@ -219,6 +219,24 @@ class RewriteJob:
         """Return the live entries of a group as rows of the state's `tree_schema`."""
         rewriting = self.rewriting([])
         return map_arrow(self._frame(self._chunks(group)), rewriting.read_bins, rewriting.schema)
+
+    def write_entries(self, entries: DataFrame, ordinals: Sequence[int]) -> pa.Table:
+        """Write entries to leaves in the order of their partitions and paths.
+
+        Args:
+            entries: rows of the state's `tree_schema`.
+            ordinals: the row numbers of leaves with entries of the same size.
+
+        Returns:
+            The root's entries for the leaves.
+        """
+        form, materialized = self.form, materialize(entries)
+        count = materialized.count()
+        if not count:
+            return form.schema.empty_table()
+        keys = ["content_type", "partition_spec_id", *partition_columns(self.state), "location"]
+        leaves = leaf_count(count, int(count * self.entry_bytes(ordinals)), form.target_bytes)
+        return write_leaves(materialized.repartitionByRange(leaves, *keys).sortWithinPartitions(*keys), form)
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Return bins as a DataFrame with one bin per task."""

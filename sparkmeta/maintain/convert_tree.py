@@ -25,7 +25,6 @@ from sparkmeta.commit.leaves import (
     converted_deletes,
     leaf_frame,
     named_owners,
-    partition_columns,
     with_owners,
     write_affiliated,
 )
@@ -44,7 +43,6 @@ from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import FILES, LEAVES, in_files
 from sparkmeta.manifests.v4.root import one_of as has_kind
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.manifests.v4.write import leaf_count, write_leaves
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.snapshot.state import task_reader
@@ -324,15 +322,7 @@ class _Conversion:
 
     def _written(self, entries: DataFrame) -> pa.Table:
         """Write entries to leaves in the order of their partitions and paths."""
-        form = self._job.form
-        materialized = materialize(entries)
-        count = materialized.count()
-        size = int(count * self._job.entry_bytes(self._rows_of(*LEAVES)))
-        if not count:
-            return form.schema.empty_table()
-        keys = ["content_type", "partition_spec_id", *partition_columns(self.state), "location"]
-        ordered = materialized.repartitionByRange(leaf_count(count, size, form.target_bytes), *keys)
-        return write_leaves(ordered.sortWithinPartitions(*keys), form)
+        return self._job.write_entries(entries, self._rows_of(*LEAVES))
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction import CompactionOptions, scope_of
 from sparkmeta.commit.compaction_groups import Group
 from sparkmeta.commit.compaction_job import RewriteJob, Rewritten, rebase
-from sparkmeta.commit.leaves import partition_columns, partition_stats
+from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
 from sparkmeta.commit.new_snapshot import (
     LeafCounts,
@@ -29,7 +29,7 @@ from sparkmeta.commit.new_snapshot import (
     snapshot_summary,
     with_root,
 )
-from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys
+from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, union_of_masks
 from sparkmeta.entries.live import LIVE_ROWS, is_live_entry, may_be_live, sums
 from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.entries.relation import (
@@ -60,8 +60,7 @@ from sparkmeta.maintain.rewrite_manifests import inherited
 from sparkmeta.manifests.manifest_tasks import ExistingTasks
 from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.manifests.v4.root import in_files, one_of
-from sparkmeta.manifests.v4.write import leaf_count, write_leaves
-from sparkmeta.session import map_arrow, materialize, read_tasks
+from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.snapshot.search import live_files
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -100,14 +99,12 @@ class Corrected:
     """Entries to correct or to leave out, and manifests to write again. Rows are `FINDINGS`.
 
     Attributes:
-        state: the table at the head of a branch.
         search: the search that found them.
         entries: entries whose files are measured.
         repeated: entries to leave out.
         miscounted: manifests.
     """
 
-    state: TableState
     search: DamageSearch
     entries: Relation
     repeated: Relation
@@ -118,7 +115,12 @@ class Corrected:
         """Return what is to be corrected. Repeated entries are not measured."""
         place = {"manifest_path": "manifest_path", "manifest_pos": "manifest_pos"}
         measured = computed(matching(entries, repeated, place, absent=True))
-        return Corrected(search.state, search, measured, repeated, miscounted)
+        return Corrected(search, measured, repeated, miscounted)
+
+    @property
+    def state(self) -> TableState:
+        """The table at the head of a branch."""
+        return self.search.state
 
     @cached_property
     def left_out(self) -> dict[str, PositionBitmap]:
@@ -186,7 +188,7 @@ class ListRepair(RewriteStep):
         if not same_version or any(current.get(path) != planned[path] for path in replaced):
             raise rewritten_by_others(head)
         if self._written is None:
-            self._written = self.names.noted(pa.concat_tables([self._rewritten(), self._of_measured()]))
+            self._written = pa.concat_tables([self._rewritten(), self.names.noted(self._of_measured())])
         written = self._written
         unchanged = without_manifests(head.manifest_files, replaced)
         counts = LeafCounts(len(written), len(unchanged), len(replaced))
@@ -199,11 +201,8 @@ class ListRepair(RewriteStep):
         state, corrected = self.corrected.state, self.corrected
         listed = state.manifest_files
         damaged = listed.filter(pc.is_in(listed.column("manifest_path"), pa.array(sorted(corrected.manifests))))
-        left_out = dict(corrected.left_out)
-        for path, bitmap in corrected.measured.items():
-            left_out[path] = left_out[path].union(bitmap) if path in left_out else bitmap
+        left_out = union_of_masks(corrected.left_out, corrected.measured)
         written = ManifestRewriter(state, self.names).corrected(damaged, left_out)
-        self.names.noted(written)
         return written.filter(may_be_live(written))
 
     def _of_measured(self) -> pa.Table:
@@ -259,7 +258,7 @@ class TreeRepair(RewriteStep):
         if base.root is None:
             raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
         state = with_root(head, base)
-        counts, change = LeafCounts(kept=len(base.root.leaves)), TreeChange(moved=self._repeated_in_root)
+        counts, change = LeafCounts(kept=len(in_files(base.root.leaves))), TreeChange(moved=self._repeated_in_root)
         if self._written:
             rebased = rebase(state, base.root, self._written, blob_loader(head))
             if rebased.left_out:
@@ -345,15 +344,7 @@ class TreeRepair(RewriteStep):
                 raise UnsupportedError(f"{row['location']} can't be written again: {problem}")
 
     def _rewritten(self, group: Group) -> Rewritten:
-        job, form = self._job, self._job.form
-        entries = materialize(self._entries(group))
-        count = entries.count()
-        if not count:
-            return job.rewritten(group, [])
-        size = int(count * job.entry_bytes(group.leaves))
-        keys = ["content_type", "partition_spec_id", *partition_columns(self.corrected.state), "location"]
-        ordered = entries.repartitionByRange(leaf_count(count, size, form.target_bytes), *keys)
-        return job.rewritten(group, [write_leaves(ordered.sortWithinPartitions(*keys), form)])
+        return self._job.rewritten(group, [self._job.write_entries(self._entries(group), group.leaves)])
 
     def _entries(self, group: Group) -> DataFrame:
         """Return the entries of a group, corrected where their files are measured."""
@@ -384,7 +375,7 @@ class LostManifests(RewriteStep):
             base = base_root(head)
             if base.root is None:
                 raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
-            leaves = base.root.leaves
+            leaves = in_files(base.root.leaves)
             lost = leaves.filter(pc.is_in(leaves.column("location"), pa.array(sorted(self.lost), pa.string())))
             counts = LeafCounts(kept=len(leaves) - len(lost), replaced=len(lost))
             new = NewSnapshot(with_root(head, base), base, self.branch, self.names)
