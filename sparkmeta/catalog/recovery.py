@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sparkmeta.errors import CommitFailedError, CorruptFileError, NoSuchTableError, NotFoundError, ValidationError
+from sparkmeta.maintain.orphan_tasks import uuid_in
 from sparkmeta.maintain.plans import Plan, PlanSummary
 from sparkmeta.operations.metadata_files import metadata_files, number_of
 from sparkmeta.operations.table_operations import BaseTable, StaticOperations, load_version
@@ -90,7 +90,7 @@ class RecoverySummary(PlanSummary):
         metadata_location: the file.
         current_location: the file that is current in the catalog; None if the catalog lacks the table, or has no such
             entry.
-        given_up: newer files, most of which can't be read. Their commits are lost.
+        given_up: newer files. Their commits are lost.
         snapshots: the number of snapshots in the chosen file.
     """
 
@@ -190,7 +190,9 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
         ValidationError: several files that can be read have the newest number; or the chosen file can't be read.
     """
     files, folder = recovery.files, recovery.folder
-    table_uuid = None if recovery.current is None else _uuid_of(files, recovery.current)
+    table_uuid = None
+    with suppress(NotFoundError):
+        table_uuid = None if recovery.current is None else uuid_in(files.read(recovery.current))
     newer: list[Candidate] = []
     readable: list[Candidate] = []
     for file in _listed(recovery, chosen):
@@ -198,7 +200,7 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
         if readable and (chosen is not None or file.number < readable[0].number):
             break
         problem = file.problem
-        if table_uuid is not None and file.uuid not in (None, table_uuid):
+        if table_uuid is not None and file.uuid not in (None, table_uuid.lower()):
             problem = f"it is of another table, {file.uuid}: the table is {table_uuid}"
         if problem is not None and is_chosen:
             raise ValidationError(f"metadata_location is {chosen}: {problem}")
@@ -230,17 +232,6 @@ def _listed(recovery: Recovery, chosen: str | None) -> Iterator[Candidate]:
             yield Candidate(location, number, load_version(recovery.files, location), None)
         except (CorruptFileError, ValidationError) as error:
             yield Candidate(location, number, None, str(error))
-
-
-_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
-
-
-def _uuid_of(files: Files, location: str) -> str | None:
-    """Return the table's uuid in a metadata file, which may be cut; None if it has none, or is gone."""
-    with suppress(NotFoundError):
-        match = _UUID.search(files.read(location))
-        return None if match is None else match[1].decode().lower()
-    return None
 
 
 def plan_recovery(recovery: Recovery, chosen: str | None) -> RecoveryPlan:

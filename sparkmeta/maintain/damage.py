@@ -6,7 +6,7 @@ live entries of a branch -> files that are gone, or differ from their entries
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ from sparkmeta.maintain.reachable_tasks import CONTENTS, ListReader
 from sparkmeta.maintain.reachable_tasks import MANIFEST as MANIFEST_FILE
 from sparkmeta.maintain.repair_tasks import (
     FINDINGS,
+    GONE,
     MENDING,
     SOUND,
     STORED,
@@ -62,13 +63,12 @@ from sparkmeta.maintain.repair_tasks import (
 )
 from sparkmeta.manifests.placement import mapped_files
 from sparkmeta.manifests.v4.root import in_files
-from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, hinted_version, newest_listed, version_of
+from sparkmeta.operations.metadata_files import hint_location, hinted_version, newest_listed, version_of
 from sparkmeta.plan.filter import manifest_path
 from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
-from sparkmeta.storage.location import join
 from sparkmeta.storage.reading import location_key
 from sparkmeta.write.add_files import measured_files
 
@@ -79,8 +79,12 @@ if TYPE_CHECKING:
     from sparkmeta.expr.sql import Sql
     from sparkmeta.snapshot.state import TableState
 
-_ENTRY_COLUMNS = DV_COLUMNS
+REMOVED = frozenset({Damage.DATA, Damage.DELETES, Damage.UNREADABLE})
+"""The kinds of damage whose mending removes files from the table."""
+
 DELETE_MANIFEST = "delete manifest"
+"""The content of a lost manifest of deletes."""
+
 _KEY = "stored_key"
 _OFFSET = "offset"
 # Maximum number of files that an error names.
@@ -121,6 +125,10 @@ class DamageSearch:
                 parts += self._of_entries()
             return computed(united(parts, self.state)[0])
 
+    def of_kinds(self, kinds: Iterable[Damage]) -> Relation:
+        """Return the damage of some kinds, as `FINDINGS`."""
+        return where(self.rows, _is_of(kinds))
+
     @property
     def reads_entries(self) -> bool:
         """Whether the branch's manifests are complete, so that their entries are compared with files."""
@@ -128,8 +136,7 @@ class DamageSearch:
 
     def files_that_are_back(self) -> list[str]:
         """Return some lost or unreadable files of the branch that are there and complete by now."""
-        damage = sql.col("damage")
-        lost = where(self.rows, damage.isin([Damage.DATA.value, Damage.DELETES.value, Damage.UNREADABLE.value]))
+        lost = self.of_kinds(REMOVED)
         if first(lost) is None:
             return []
         files = matching(distinct_rows(self._live, ["location", "file_format"]), lost, {"location": "file_path"})
@@ -145,8 +152,8 @@ class DamageSearch:
             newest, hinted = newest_listed(files, folder).version, hinted_version(files, folder)
             if hinted != newest:
                 problem = "it is gone or has no version" if hinted is None else f"it says version {hinted}"
-                location = join(join(folder, METADATA), VERSION_HINT)
-                rows.append(finding(Damage.HINT, "version hint", location, f"{problem}: the newest is {newest}"))
+                text = f"{problem}: the newest is {newest}"
+                rows.append(finding(Damage.HINT, "version hint", hint_location(folder), text))
         return pa.Table.from_batches([findings(rows)])
 
     # -- manifests
@@ -272,12 +279,12 @@ class DamageSearch:
             yield from self._compared_with_store()
         if kinds & {Damage.UNREADABLE, Damage.COUNTS, Damage.STATISTICS}:
             contents = self._compared_with_content()
-            yield where(contents, sql.col("damage").isin(sorted(kind.value for kind in kinds)))
+            yield where(contents, _is_of(kinds))
 
     def entries(self, stats: Collection[int] = ()) -> Relation:
-        """Return the live entries with their `manifest_path`, with bounds as they are written."""
+        """Return the live entries with their `manifest_path`, with unchanged bounds, which may be inverted."""
         state = self.state
-        projection = replace(state.projection(_ENTRY_COLUMNS, stats), as_written=True)
+        projection = replace(state.projection(DV_COLUMNS, stats), as_written=True)
         # Counts in the list, which tell manifests without live files, may be wrong.
         live = where(state.relation(state.manifests, projection), is_live_entry())
         return with_columns(live, _manifest_path(state))
@@ -298,7 +305,7 @@ class DamageSearch:
 
     def _compared_with_store(self) -> Iterator[Relation]:
         compared = self._stored_entries
-        lost, gone = where(compared, _IS_LOST), sql.lit("the file is gone")
+        lost, gone = where(compared, _IS_LOST), sql.lit(GONE)
         records = sql.col("record_count")
         for damage, is_kind in ((Damage.DATA, _IS_DATA), (Damage.DELETES, ~_IS_DATA)):
             if damage in self.kinds:
@@ -356,9 +363,7 @@ class DamageSearch:
         entries = where(self.entries(state.types.column_types if statistics else ()), _IS_DATA)
         lost = where(self._stored_entries, _IS_LOST)
         present = matching(entries, lost, {"location": "location"}, absent=True)
-        return mapped_files(
-            present, lambda _: comparison, FINDINGS, state, tasks=partial(read_tasks, files=None, size=0)
-        )
+        return mapped_files(present, lambda _: comparison, FINDINGS, state, tasks=read_tasks)
 
     def lengths(self, paths: Relation) -> Relation:
         """Return the lengths of files, rows with their location, as `STORED`."""
@@ -369,6 +374,10 @@ class DamageSearch:
         """Return whether files are there and complete, rows with their location and maybe format, as `SOUND`."""
         soundness = Soundness(task_reader(self.state))
         return computed(mapped_files(files, lambda _: soundness, SOUND, self.state, tasks=read_tasks))
+
+
+def _is_of(kinds: Iterable[Damage]) -> Sql:
+    return sql.col("damage").isin(sorted(kind.value for kind in kinds))
 
 
 def _manifest_path(state: TableState) -> sql.Aliased:

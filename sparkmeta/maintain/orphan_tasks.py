@@ -468,24 +468,25 @@ class _UuidReader:
         for batch in batches:
             texts = read_ahead(batch.to_pylist(), self._text, lambda _: _HEAD_BYTES)
             texts_by_path = [(row["path"], text) for row, text in texts if text is not None]
-            rows = [{"path": path, "table_uuid": _uuid(text)} for path, text in texts_by_path if _is_metadata(text)]
+            rows = [{"path": path, "table_uuid": uuid_in(text)} for path, text in texts_by_path if _is_metadata(text)]
             yield pa.RecordBatch.from_pylist(rows, schema=_UUIDS)
 
     def _text(self, row: Mapping[str, Any]) -> bytes | None:
         """Return a metadata file up to its uuid or its end; None if it is gone."""
         try:
             head = _inflated(self.reader.read_range(row["path"], 0, _HEAD_BYTES))
-            return head if _uuid(head) is not None else _inflated(self.reader.read(row["path"]))
+            return head if uuid_in(head) is not None else _inflated(self.reader.read(row["path"]))
         except NotFoundError:
             return None
 
 
 def _is_metadata(text: bytes) -> bool:
-    return _uuid(text) is not None or b'"format-version"' in text
+    return uuid_in(text) is not None or b'"format-version"' in text
 
 
-def _uuid(text: bytes) -> str | None:
-    match = _UUID.search(text)
+def uuid_in(data: bytes) -> str | None:
+    """Return the first table's uuid in the bytes of a metadata file, which may be cut; None if there is none."""
+    match = _UUID.search(_inflated(data))
     return None if match is None else match[1].decode()
 
 

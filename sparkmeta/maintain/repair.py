@@ -7,7 +7,7 @@ can't be read leave the table last.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +18,10 @@ from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.relation import collected, computed, distinct_rows, frame_of, grouped, has_rows, matching, where
+from sparkmeta.entries.relation import collected, computed, distinct_rows, frame_of, grouped, has_rows, matching
 from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.expr import sql
-from sparkmeta.maintain.damage import DELETE_MANIFEST, DamageSearch
+from sparkmeta.maintain.damage import DELETE_MANIFEST, REMOVED, DamageSearch
 from sparkmeta.maintain.dangling_deletes import refuse_rewrite
 from sparkmeta.maintain.orphan_tasks import inventory_files
 from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
@@ -45,13 +45,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
-    from sparkmeta.entries.relation import Relation
 
 _log = logging.getLogger(__name__)
 
 _KINDS: Final = tuple(kind.value for kind in Damage)
 _CORRECTED: Final = frozenset({Damage.SIZES, Damage.COUNTS, Damage.STATISTICS})
-_REMOVED: Final = frozenset({Damage.DATA, Damage.DELETES, Damage.UNREADABLE})
 
 
 # -- The options and numbers ------------------------------------------------------------------------------------------
@@ -195,7 +193,7 @@ class RepairPlan(SnapshotPlan[TableT]):
         if back := self._search.files_that_are_back():
             raise CommitConflictError(f"{', '.join(back)}: the files are back: plan again")
         mended = commit_steps(self.table, steps) if steps else self.table
-        for row in collected(self._of({Damage.HINT})).to_pylist():
+        for row in collected(self._search.of_kinds({Damage.HINT})).to_pylist():
             self._write_hint(row["file_path"], is_needed=not steps)
         return mended
 
@@ -210,9 +208,6 @@ class RepairPlan(SnapshotPlan[TableT]):
                 raise
             _log.warning("%s: not written after the commit: %s", location, error)
 
-    def _of(self, kinds: Iterable[Damage]) -> Relation:
-        return where(self._search.rows, sql.col("damage").isin(sorted(kind.value for kind in kinds)))
-
     def _steps(self) -> Iterator[Step]:
         """Yield the steps of the commit in order."""
         search, state = self._search, self._state
@@ -222,9 +217,7 @@ class RepairPlan(SnapshotPlan[TableT]):
         elif search.lost_manifests:
             yield LostManifests(branch, properties, search.lost_manifests)
         else:
-            corrected = Corrected.of(
-                search, self._of(_CORRECTED), self._of({Damage.REPEATED}), self._of({Damage.LISTED})
-            )
+            corrected = Corrected.of(search, *map(search.of_kinds, (_CORRECTED, {Damage.REPEATED}, {Damage.LISTED})))
             if corrected.manifests:
                 if state.tree is None and has_tree(state.metadata):
                     problem = "its branch still has a manifest list of an earlier version: compact its manifests first"
@@ -232,7 +225,7 @@ class RepairPlan(SnapshotPlan[TableT]):
                 step_type = ListRepair if state.tree is None else TreeRepair
                 yield step_type(branch, properties, corrected)
             names = ["file_path", "content_offset"]
-            removed, dangling = (distinct_rows(self._of(kinds), names) for kinds in (_REMOVED, {Damage.DANGLING}))
+            removed, dangling = (distinct_rows(search.of_kinds(kinds), names) for kinds in (REMOVED, {Damage.DANGLING}))
             dangling = matching(dangling, removed, {name: name for name in names}, absent=True)
             for files, is_loss in ((computed(removed), True), (computed(dangling), False)):
                 if has_rows(files):

@@ -58,7 +58,7 @@ from sparkmeta.maintain.relocation_tasks import (
     Unmoved,
 )
 from sparkmeta.manifests.placement import mapped_files
-from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT, version_of
+from sparkmeta.operations.metadata_files import hint_location, version_of
 from sparkmeta.operations.table_operations import TableT, load_version, metadata_folder
 from sparkmeta.progress import planning
 from sparkmeta.snapshot.state import task_reader
@@ -290,7 +290,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     @property
     def _hint(self) -> str:
-        return join(join(self._end.metadata.location, METADATA), VERSION_HINT)
+        return hint_location(self._end.metadata.location)
 
     @cached_property
     def _rewritten_contents(self) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from sparkmeta.errors import (
 )
 from sparkmeta.operations.metadata_files import (
     METADATA,
-    VERSION_HINT,
     VERSIONED_FILES,
+    hint_location,
     hinted_version,
     newest_listed,
     version_of,
@@ -122,7 +122,7 @@ class FileSystemOperations:
         folder = join(self.folder, METADATA)
         dropped = join(folder, f"dropped-{uuid.uuid4()}.json")
         self.files.write_new(dropped, encoded(metadata, compressed=False, location=dropped))
-        for batch in ([join(folder, VERSION_HINT), *older], [newest]):
+        for batch in ([hint_location(self.folder), *older], [newest]):
             for location, reason in self.files.delete_many(batch):
                 raise OSError(f"{location}: not deleted: {reason}")
         return dropped
@@ -226,8 +226,7 @@ class FileSystemOperations:
         try:
             hinted = hinted_version(self.files, self.folder)
             if hinted is None or hinted < version:
-                hint = join(join(self.folder, METADATA), VERSION_HINT)
-                self.files.overwrite(hint, str(version).encode())
+                self.files.overwrite(hint_location(self.folder), str(version).encode())
             discard(self.files, dropped)
         except Exception as error:  # noqa: BLE001 - the commit has succeeded
             _log.warning("%s: version %d is committed; after it: %s", self.folder, version, error)

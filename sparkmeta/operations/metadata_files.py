@@ -105,10 +105,15 @@ def versioned_location(folder: str, version: int, compressed: bool) -> str:
     return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
 
 
+def hint_location(folder: str) -> str:
+    """Return the location of the hint file of the table in a folder."""
+    return join(join(folder, METADATA), VERSION_HINT)
+
+
 def hinted_version(files: Files, folder: str) -> int | None:
     """Return the number in the hint file; None if there is no file, or no number after a torn write."""
     try:
-        lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
+        lines = files.read(hint_location(folder)).splitlines()
     except NotFoundError:
         return None
     first_line = lines[0].strip() if lines else b""
@@ -121,8 +126,7 @@ def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
         newest = _highest(files, folder, join(folder, METADATA))
         if newest.version > hinted and not newest.read_only:
             return newest
-    hint = join(join(folder, METADATA), VERSION_HINT)
-    raise CorruptFileError(hint, "version", hinted, f"there is no v{hinted}.metadata.json beside it")
+    raise CorruptFileError(hint_location(folder), "version", hinted, f"there is no v{hinted}.metadata.json beside it")
 
 
 def _versioned(files: Files, metadata: str, version: int) -> str | None:
