@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -222,18 +223,16 @@ class Catalog(HoldsViews):
             properties: Mapping[str, str],
             location: str | None,
         ) -> Table:
-            def metadata_at(folder: str) -> TableMetadata:
-                return metadata_of_new_table(
-                    folder,
-                    schema,
-                    UNPARTITIONED_PARTITION_SPEC,
-                    UNSORTED_SORT_ORDER,
-                    properties,
-                    format_version=request.format_version,
-                    partition_by=partition_by,
-                    sort_by=(),
-                )
-
+            metadata_at = partial(
+                metadata_of_new_table,
+                schema=schema,
+                spec=UNPARTITIONED_PARTITION_SPEC,
+                sort_order=UNSORTED_SORT_ORDER,
+                properties=properties,
+                format_version=request.format_version,
+                partition_by=partition_by,
+                sort_by=(),
+            )
             return self._new_table(names, metadata_at, location, spark)
 
         return request.plan(

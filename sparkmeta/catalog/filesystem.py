@@ -6,7 +6,7 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
@@ -109,17 +109,16 @@ class FileSystemCatalog(Catalog):
         # Here, since loading a catalog should not load Arrow.
         from sparkmeta.catalog.new_table import metadata_of_new_table
 
-        def metadata_at(folder: str) -> TableMetadata:
-            return metadata_of_new_table(
-                folder,
-                schema,
-                partition_spec,
-                sort_order,
-                properties,
-                format_version=format_version,
-                partition_by=partition_by,
-                sort_by=sort_by,
-            )
+        metadata_at = partial(
+            metadata_of_new_table,
+            schema=schema,
+            spec=partition_spec,
+            sort_order=sort_order,
+            properties=properties,
+            format_version=format_version,
+            partition_by=partition_by,
+            sort_by=sort_by,
+        )
 
         names = as_names(identifier, 1)
         new_table = self._new_table(names, metadata_at, location, spark)

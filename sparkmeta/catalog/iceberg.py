@@ -7,6 +7,7 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
@@ -154,17 +155,16 @@ class IcebergCatalog(Catalog):
         # Here, since loading a catalog should not load Arrow.
         from sparkmeta.catalog.new_table import metadata_of_new_table
 
-        def metadata_at(folder: str) -> TableMetadata:
-            return metadata_of_new_table(
-                folder,
-                schema,
-                partition_spec,
-                sort_order,
-                properties,
-                format_version=format_version,
-                partition_by=partition_by,
-                sort_by=sort_by,
-            )
+        metadata_at = partial(
+            metadata_of_new_table,
+            schema=schema,
+            spec=partition_spec,
+            sort_order=sort_order,
+            properties=properties,
+            format_version=format_version,
+            partition_by=partition_by,
+            sort_by=sort_by,
+        )
 
         names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])

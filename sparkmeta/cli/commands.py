@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli import changes, take_in
+from sparkmeta.cli import catalog, changes
 from sparkmeta.cli.doctor import doctor
 from sparkmeta.cli.maintain import COMMANDS, OPERATIONS, cache, health, maintain, upgrade
 from sparkmeta.cli.output import (
@@ -537,7 +537,7 @@ _OTHER_NAMES = {
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
 _ALONE = (cache, doctor, namespaces, tables, health, maintain, upgrade, serve, view, views)
-for _command in (*_ALONE, *COMMANDS, *changes.COMMANDS, *take_in.COMMANDS):
+for _command in (*_ALONE, *COMMANDS, *changes.COMMANDS, *catalog.COMMANDS):
     main.add_command(_command)
 for _name, _metadata_table in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _metadata_table))

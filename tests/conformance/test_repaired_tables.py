@@ -40,15 +40,20 @@ def test_sound_tables_have_no_damage(name: str, corpus: Corpus, spark: SparkSess
         assert table.maintenance.repair().to_df().collect() == []
 
 
+def copy_of(name: str, corpus: Corpus, spark: SparkSession, folder: Path) -> sm.Table:
+    """Return a copy of a table with all of its files, which a test may damage."""
+    peer = corpus.table(name)
+    if "not_spark" in peer.recipe.tags:
+        pytest.skip("Iceberg's Spark integration lacks a type of the table")
+    copied = move(sm.load_table(peer.metadata_location, spark=spark), f"file://{corpus.folder}", folder / "copy")
+    return sm.load_table(copied.metadata.location, spark=spark)
+
+
 @pytest.mark.java
 @pytest.mark.parametrize("name", slice_of(WITH_FILES))
 def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Path) -> None:
     """The rows of other files are as Java read them before the damage."""
-    peer = corpus.table(name)
-    if "not_spark" in peer.recipe.tags:
-        pytest.skip("Iceberg's Spark integration lacks a type of the table")
-    copied = move(sm.load_table(peer.metadata_location, spark=spark), f"file://{corpus.folder}", tmp_path / "copy")
-    table = sm.load_table(copied.metadata.location, spark=spark)
+    table = copy_of(name, corpus, spark, tmp_path)
     paths = sorted(table.inspect.arrow.data_files()["file_path"].to_pylist())
     lost, cut = paths[:1], paths[1:2]
     if not lost:
@@ -80,11 +85,7 @@ def test_lost_files(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Pa
 @pytest.mark.parametrize("name", slice_of(WITH_FILES))
 def test_lost_manifests_and_wrong_lists(name: str, corpus: Corpus, spark: SparkSession, tmp_path: Path) -> None:
     """A manifest is lost, and the list counts the entries of the others wrongly."""
-    peer = corpus.table(name)
-    if "not_spark" in peer.recipe.tags:
-        pytest.skip("Iceberg's Spark integration lacks a type of the table")
-    copied = move(sm.load_table(peer.metadata_location, spark=spark), f"file://{corpus.folder}", tmp_path / "copy")
-    table = sm.load_table(copied.metadata.location, spark=spark)
+    table = copy_of(name, corpus, spark, tmp_path)
     manifests = [row["path"] for row in table.inspect.arrow.manifests().to_pylist() if row["content"] == 0]
     lost_files = files_of(table, manifests[0]) if manifests else []
     if not lost_files or not table.current_snapshot().manifest_list:
