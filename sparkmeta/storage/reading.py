@@ -143,7 +143,7 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
         _refuse_empty(paths)
     stored_type = _without_voids(schema)
     reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(stored_type)
-    frame = _loaded(reader, [spelled(spark, escape_glob(path)) for path in paths])
+    frame = _loaded(spark, reader, [escape_glob(path) for path in paths])
     if stored_type == schema:
         return frame
     columns = (_with_voids(sql.col(sql.quoted(field.name)), field.dataType).alias(field.name) for field in schema)
@@ -183,7 +183,7 @@ def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -
     """
     options = {**STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
     reader = spark.read.format("binaryFile").options(**options)
-    return _loaded(reader, [spelled(spark, path) for path in paths])
+    return _loaded(spark, reader, list(paths))
 
 
 def spark_opens(spark: SparkSession, location: str) -> bool:
@@ -255,9 +255,9 @@ def _refuse_empty(locations: Iterable[str]) -> None:
             raise CorruptFileError(location, "length", 0, "an empty file is not a Parquet file")
 
 
-def _loaded(reader: DataFrameReader, paths: list[str]) -> DataFrame:
+def _loaded(spark: SparkSession, reader: DataFrameReader, paths: list[str]) -> DataFrame:
     with naming_errors(paths[0]):
-        return reader.load(paths)
+        return reader.load([spelled(spark, path) for path in paths])
 
 
 @contextmanager

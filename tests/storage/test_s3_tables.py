@@ -223,9 +223,15 @@ def test_leaves_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Pa
     assert leaf in str(error)
 
 
-def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
-    """The error is one line that names the missing file system and suggests a catalog."""
+@pytest.mark.parametrize("was_open", [False, True], ids=["never open", "open before"])
+def test_a_location_that_spark_can_not_open(
+    request: pytest.FixtureRequest, spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, was_open: bool
+) -> None:
+    """The error is one line that names the location, not Spark's spelling of it, and suggests a catalog."""
     location = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).metadata_location
+    if was_open:
+        request.getfixturevalue("s3a")
+        assert sm.load_table(location, spark).metadata_location == location
     with (
         # Without the cache, which may have the bucket's file system of an earlier test.
         configured(spark, {"fs.s3a.impl": "no.such.FileSystem", "fs.s3a.impl.disable.cache": "true"}),
