@@ -27,7 +27,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.expr.filter_text import as_text
 from sparkmeta.expr.predicate import bind_filter, parse_filter
-from sparkmeta.expr.terms import SchemaFields
+from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.plan.files import in_memory, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.tasks import (

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.relation import exploded
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.expr.filter_text import as_text
-from sparkmeta.expr.terms import has_transforms
+from sparkmeta.expr.predicate_terms import has_transforms
 from sparkmeta.plan.choose import Choice, Readings, choose, readings
 from sparkmeta.plan.files import count_files, plan_schema, planned_files
 from sparkmeta.plan.prune import PrunedManifests, prune_manifests

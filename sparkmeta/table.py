@@ -426,7 +426,7 @@ class Table(BaseTable, RowChanges):
     def _repr_html_(self) -> str:
         """Describe the table in a notebook by its metadata file, without a job."""
         from sparkmeta.charts import timeline
-        from sparkmeta.inspect.moments import moments
+        from sparkmeta.inspect.timeline import snapshots_by_time
         from sparkmeta.text import fact_table, partition_terms
 
         snapshot = self.current_snapshot()
@@ -443,7 +443,7 @@ class Table(BaseTable, RowChanges):
             "delete files": summary.get("total-delete-files", "unknown"),
             "records": summary.get("total-records", "unknown"),
         }
-        history = moments(self.metadata, most=50)
+        history = snapshots_by_time(self.metadata, limit=50)
         return fact_table(self.full_name, facts) + (timeline(history) if len(history) > 1 else "")
 
 

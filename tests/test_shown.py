@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.inspect.moments import moments
+from sparkmeta.inspect.timeline import moments
 from tests.pictures import table_with_history
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from sparkmeta.avro.schema import (
     manifest_schema,
     with_partition_ids,
 )
-from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import (
+from sparkmeta.entries.manifest_records import (
     EntryBuilder,
     ManifestPart,
     RawRecords,
@@ -34,6 +33,7 @@ from sparkmeta.entries.records import (
     promoted_values,
     typed_values,
 )
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.bounds import ANY, bound_arrow_type
 from sparkmeta.spec.entry import METRICS_MAP_IDS, Status

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from sparkmeta.avro import machine
 from sparkmeta.avro.container import Block, Data, Header, inflate
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
+from sparkmeta.entries.manifest_records import field_name, field_type, projected_fields, promoted_values, typed_values
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import field_name, field_type, projected_fields, promoted_values, typed_values
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.bounds import bound_arrow_type, day_units
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAP_IDS, METRICS_MAPS, PARTITION_FIELD_ID, STATS_SOURCES

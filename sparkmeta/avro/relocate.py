@@ -29,8 +29,8 @@ from sparkmeta.avro.schema import (
     refuse_unions,
 )
 from sparkmeta.entries.locations import relocated, relocated_bounds
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart, RawRecords
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart, RawRecords
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import (
     DATA_FILE_FIELD_ID,

@@ -28,8 +28,8 @@ from sparkmeta.avro.schema import (
     with_partition_ids,
 )
 from sparkmeta.entries.live import manifest_counts
+from sparkmeta.entries.manifest_records import metrics_map
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryProjection, SpecTuples
-from sparkmeta.entries.records import metrics_map
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import compact_lists, extremes, whole
 from sparkmeta.expr.bounds import as_numbers, encode_bounds

@@ -24,7 +24,7 @@ from sparkmeta.checks import NAMES
 from sparkmeta.errors import ValidationError, first_line, shown
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.schema import VariantType
-from sparkmeta.spec.terms import Terms
+from sparkmeta.spec.transform_text import Terms
 from sparkmeta.spec.update_schema import with_fresh_ids
 
 if TYPE_CHECKING:

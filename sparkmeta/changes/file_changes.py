@@ -21,8 +21,8 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
 from sparkmeta.entries.live import is_live, is_live_entry
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
 from sparkmeta.entries.relation import at_most_one, where, with_columns
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.expr import sql

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from sparkmeta.changes.changed_files import read_appended
 from sparkmeta.changes.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.errors import ValidationError
-from sparkmeta.expr.terms import SchemaFields
+from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.reports import ScanResult
 from sparkmeta.scan import Scan, plans, register_view
 from sparkmeta.text import code

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from sparkmeta.commit.next_root import restamped
 from sparkmeta.entries.live import is_live
 from sparkmeta.entries.locations import table_with_locations
+from sparkmeta.entries.manifest_records import PART_SCHEMA, part_of
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import from_stream, kept_rows, to_stream
 from sparkmeta.expr.bounds import bound_arrow_type

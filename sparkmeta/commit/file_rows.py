@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.write import ManifestFormat
+from sparkmeta.entries.manifest_records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.entries.tally import tally_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import from_stream, indices_where, to_stream, uuid_bytes, whole, with_plain_types

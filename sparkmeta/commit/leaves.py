@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
 from sparkmeta.entries.live import is_live
+from sparkmeta.entries.manifest_records import whole_manifests
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
-from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import at_most_one
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import sorted_indices, whole

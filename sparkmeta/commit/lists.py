@@ -17,7 +17,7 @@ from sparkmeta.commit.base_root import with_counts
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.entries.live import estimated_entry_counts
-from sparkmeta.entries.records import whole_manifests
+from sparkmeta.entries.manifest_records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.manifest_tasks import (
@@ -315,7 +315,7 @@ class NewList:
     branch: str | None
     names: SnapshotNames
 
-    def commit(self, manifests: pa.Table, summary: Summary) -> TableMetadata:
+    def write(self, manifests: pa.Table, summary: Summary) -> TableMetadata:
         """Write the manifest list and return the table's metadata with its snapshot.
 
         Args:

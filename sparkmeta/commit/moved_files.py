@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.commit.compaction_tasks import physical_entries
 from sparkmeta.commit.next_root import restamped, union_of_masks
+from sparkmeta.entries.manifest_records import PART_SCHEMA, whole_manifests
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
-from sparkmeta.entries.records import PART_SCHEMA, whole_manifests
 from sparkmeta.entries.relation import collected
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr import sql

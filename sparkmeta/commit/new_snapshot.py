@@ -151,7 +151,7 @@ class NewSnapshot:
     branch: str | None
     names: SnapshotNames
 
-    def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
+    def write(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
         """Write the root with the change applied and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
         options = TreeOptions.of(metadata)

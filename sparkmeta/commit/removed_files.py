@@ -46,7 +46,7 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.filter_text import as_text
 from sparkmeta.expr.predicate import parse_filter, referenced_names
-from sparkmeta.expr.terms import SchemaFields
+from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries

@@ -28,7 +28,7 @@ from sparkmeta.commit.conflicts import (
     validate,
 )
 from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
-from sparkmeta.commit.given_files import rows_of_files, table_of
+from sparkmeta.commit.input_files import rows_of_files, table_of
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, snapshot_summary
 from sparkmeta.commit.removed_files import (
     FilteredFiles,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.expressions import BooleanExpression
 
-    from sparkmeta.commit.given_files import GivenFiles
+    from sparkmeta.commit.input_files import InputFiles
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.commit.snapshot_writer import SnapshotWriter
     from sparkmeta.commit.write_target import WriteTarget
@@ -264,7 +264,7 @@ class Attempt:
             refuse_duplicates(state, added, removal, progress.searches)
         if changes.new_paths:
             refuse_added_paths(self.head, state, added, changes.start)
-        return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
+        return writer.write(added, removal, lambda manifests: self._summary(added, removal, manifests))
 
     def _filters(self) -> Iterator[BooleanExpression | str]:
         """Yield the filters that this attempt binds."""
@@ -473,7 +473,7 @@ class SnapshotUpdate:
 
     # -- Operations -------------------------------------------------------------------------------------------------
 
-    def append(self, files: GivenFiles | BaseTable | TableState) -> Self:
+    def append(self, files: InputFiles | BaseTable | TableState) -> Self:
         """Add data files.
 
         Args:
@@ -489,7 +489,7 @@ class SnapshotUpdate:
         self._changes.added.append(AddedPart(self._table(files), DATA))
         return self
 
-    def delete(self, files: GivenFiles | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
+    def delete(self, files: InputFiles | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
         """Remove the given data and delete files, or the data files whose rows all match a filter.
 
         The commit raises ValidationError if a file may match only partly. It raises CommitConflictError if concurrent
@@ -506,8 +506,8 @@ class SnapshotUpdate:
 
     def overwrite(
         self,
-        added: GivenFiles | BaseTable | TableState,
-        removed: GivenFiles | None = None,
+        added: InputFiles | BaseTable | TableState,
+        removed: InputFiles | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
         """Replace the given files, or the data files whose rows all match a filter, with new data files."""
@@ -518,10 +518,10 @@ class SnapshotUpdate:
 
     def row_delta(
         self,
-        added: GivenFiles | BaseTable | TableState | None = None,
-        deletes: GivenFiles | BaseTable | TableState | None = None,
-        removed: GivenFiles | None = None,
-        superseded: GivenFiles | None = None,
+        added: InputFiles | BaseTable | TableState | None = None,
+        deletes: InputFiles | BaseTable | TableState | None = None,
+        removed: InputFiles | None = None,
+        superseded: InputFiles | None = None,
     ) -> Self:
         """Add data files and deletes (deletion vectors, position and equality delete files), and remove files.
 
@@ -554,9 +554,9 @@ class SnapshotUpdate:
 
     def rewrite(
         self,
-        removed: GivenFiles,
-        added: GivenFiles | None = None,
-        deletes: GivenFiles | None = None,
+        removed: InputFiles,
+        added: InputFiles | None = None,
+        deletes: InputFiles | None = None,
         *,
         data_sequence_number: int | None = None,
     ) -> Self:
@@ -593,7 +593,7 @@ class SnapshotUpdate:
             self._changes.added.append(AddedPart(self._rows(deletes), DELETES))
         return self
 
-    def replace_partitions(self, files: GivenFiles) -> Self:
+    def replace_partitions(self, files: InputFiles) -> Self:
         """Add data files and remove all other files of their partitions, or of an unpartitioned table."""
         self._refuse_closed()
         self._changes.overwrites = True
@@ -657,7 +657,7 @@ class SnapshotUpdate:
         self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes, depends_on_rows))
         return self
 
-    def validate_data_files_exist(self, files: GivenFiles, *, with_deletes: bool = False) -> Self:
+    def validate_data_files_exist(self, files: InputFiles, *, with_deletes: bool = False) -> Self:
         """Fail the commit if others replaced data files that the position delete files of this update reference.
 
         Without this call, the check covers the data files in `referenced_data_file`. Delete files without this field
@@ -704,10 +704,10 @@ class SnapshotUpdate:
         self._changes.are_new = True
         return self
 
-    def _table(self, files: GivenFiles | BaseTable | TableState) -> Relation | TableState:
+    def _table(self, files: InputFiles | BaseTable | TableState) -> Relation | TableState:
         return table_of(files, self._changes.started)
 
-    def _rows(self, files: GivenFiles) -> Relation:
+    def _rows(self, files: InputFiles) -> Relation:
         return rows_of_files(files, self._changes.started)
 
     def _refuse_closed(self) -> None:

@@ -89,7 +89,7 @@ class SnapshotWriter(Protocol):
             UnsupportedError: tasks can't open the table's files.
         """
 
-    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
+    def write(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
         """Write the snapshot and return the table's metadata with it."""
 
 
@@ -163,8 +163,8 @@ class ListWriter:
     def _rewriter(self) -> ManifestRewriter:
         return ManifestRewriter(self.state, self.names)
 
-    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
-        """See `SnapshotWriter.commit`.
+    def write(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
+        """See `SnapshotWriter.write`.
 
         The list contains the commit's new data manifests, the other data manifests, then delete manifests in the same
         order (semantics 9.7). Manifests without live files are dropped unless the commit has written them.
@@ -181,7 +181,7 @@ class ListWriter:
         manifests = pa.concat_tables(listed).combine_chunks()
         created = pc.sum(is_new(manifests)).as_py() or 0
         counts = LeafCounts(created, len(manifests) - created, replaced)
-        return NewList(self.state, self.branch, self.names).commit(manifests, summary(counts))
+        return NewList(self.state, self.branch, self.names).write(manifests, summary(counts))
 
     def _new_manifests(self, added: NewFiles) -> pa.Table:
         """Return the manifests with new files. Files that are still rows are written to manifests first."""
@@ -309,8 +309,8 @@ class TreeWriter:
     def _options(self) -> TreeOptions:
         return TreeOptions.of(self.state.metadata)
 
-    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
-        """See `SnapshotWriter.commit`."""
+    def write(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
+        """See `SnapshotWriter.write`."""
         state, base, options = self.state, self._base, self._options
         leaves = self._still_affiliated(added.leaves, removal)
         change = TreeChange(added.rows, leaves, removal.keys, removal.masks, existing=added.moved)
@@ -324,7 +324,7 @@ class TreeWriter:
         manifests = _manifest_counts(base, added, flush, compacted)
         new = NewSnapshot(state, base, self.branch, self.names)
         edit = compacted.into(flush.into(change)) if compacted else flush.into(change)
-        return new.commit(edit, lambda: summary(manifests))
+        return new.write(edit, lambda: summary(manifests))
 
     def _still_affiliated(self, leaves: pa.Table | None, removal: Removal) -> pa.Table | None:
         """Return the new leaves. Delete leaves lose their affinity if files of their data leaf were removed since.

@@ -27,7 +27,7 @@ from sparkmeta.commit.write_target import write_target
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4
 from sparkmeta.spec.metadata import refuse_encrypted
-from sparkmeta.spec.new_parts import refuse_reserved
+from sparkmeta.spec.metadata_rules import refuse_reserved
 from sparkmeta.spec.summary import key_of, summary_properties
 from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata

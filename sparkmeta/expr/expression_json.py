@@ -43,7 +43,7 @@ from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTran
 
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
 from sparkmeta.expr.conditions import Junction, balanced, fold
-from sparkmeta.expr.terms import FieldReference, TransformedColumn, TransformReference
+from sparkmeta.expr.predicate_terms import FieldReference, TransformedColumn, TransformReference
 from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ from sparkmeta.expr.conditions import (
 )
 from sparkmeta.expr.expression_json import expression_to_json
 from sparkmeta.expr.filter_text import as_text, parse_text
-from sparkmeta.expr.terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
+from sparkmeta.expr.predicate_terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
 from sparkmeta.expr.types import Place, place_literal
 from sparkmeta.spec.iso_times import DAY_MICROS
 

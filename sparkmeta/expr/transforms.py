@@ -60,8 +60,8 @@ from pyiceberg.types import (
 from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import fold, is_floating, junction_of
 from sparkmeta.expr.predicate import field_type
+from sparkmeta.expr.predicate_terms import FieldReference, TransformReference
 from sparkmeta.expr.sql import Sql
-from sparkmeta.expr.terms import FieldReference, TransformReference
 from sparkmeta.expr.types import spark_type
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.changes.file_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.entries.live import is_live, is_live_entry
+from sparkmeta.entries.manifest_records import whole_manifests
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import (
     beside,
     broadcast,

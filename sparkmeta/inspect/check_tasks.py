@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data, read_header
 from sparkmeta.entries.live import is_live, manifest_counts
+from sparkmeta.entries.manifest_records import column_metric, part_of
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
 from sparkmeta.expr.arrays import indices_where, whole
 from sparkmeta.expr.bounds import inverted, known_bounds

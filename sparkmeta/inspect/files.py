@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.entries.live import FILE_COUNTS, is_live_entry
+from sparkmeta.entries.manifest_records import PART_SCHEMA, part_bytes
 from sparkmeta.entries.projection import MANIFEST, PARTITION
-from sparkmeta.entries.records import PART_SCHEMA, part_bytes
 from sparkmeta.entries.relation import (
     beside,
     collected,

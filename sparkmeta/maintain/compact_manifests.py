@@ -343,7 +343,7 @@ class _CompactionStep(RewriteStep):
             raise rewritten_by_others(head)
         counts = rebased.counts.plus(LeafCounts(kept=len(in_files(base.root.leaves))))
         new = NewSnapshot(state, base, self.branch, self.names)
-        return new.commit(rebased.into(TreeChange()), self.summary(head, counts))
+        return new.write(rebased.into(TreeChange()), self.summary(head, counts))
 
 
 def plan_compaction(table: TableT, options: CompactionOptions) -> CompactionPlan[TableT]:

@@ -235,7 +235,7 @@ class _ConversionStep(RewriteStep):
         counts = LeafCounts(
             len(new_leaves), unchanged, len(replaced), pc.sum(new_leaves.column("record_count")).as_py() or 0
         )
-        return NewSnapshot(state, base, self.branch, self.names).commit(change, self.summary(head, counts))
+        return NewSnapshot(state, base, self.branch, self.names).write(change, self.summary(head, counts))
 
 
 @dataclass(frozen=True)

@@ -223,13 +223,13 @@ class _DanglingStep(RewriteStep):
             new_snapshot = NewSnapshot(state, base, self.branch, self.names)
             counts = LeafCounts(kept=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
-            return new_snapshot.commit(change, self.summary(head, counts, removed=removal.tally))
+            return new_snapshot.write(change, self.summary(head, counts, removed=removal.tally))
         listed = head.manifest_files
         unchanged = without_manifests(listed, removal.masks.keys())
         manifests = ManifestRewriter(head, self.names).without_entries(listed, removal.masks)
         counts = LeafCounts(len(manifests), len(unchanged), len(manifests))
         summary = self.summary(head, counts, removed=removal.tally)
-        return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, unchanged]), summary())
+        return NewList(head, self.branch, self.names).write(pa.concat_tables([manifests, unchanged]), summary())
 
 
 def plan_removal(table: TableT, options: BranchOptions) -> DanglingDeletesPlan[TableT]:

@@ -249,7 +249,7 @@ class ExpiryPlan(TablePlan[TableT]):
         return self._committed[0]
 
     def _commit(self) -> TableT:
-        if self._step.is_idle(self.table.state):
+        if not self._step.changes(self.table.state):
             return self.table
         if self.cleanup != NONE:
             # Detect missing files of remaining snapshots before the commit: serverless sessions, which keep no rows of
@@ -308,10 +308,10 @@ class _ExpiryStep:
         specs = used_specs(state, expired_ids(state.metadata, expired)) if self.rules.clean_metadata else None
         return without_expired(state.metadata, expired, specs, int(time.time() * 1000))
 
-    def is_idle(self, state: TableState) -> bool:
-        """Return whether the step would change nothing."""
+    def changes(self, state: TableState) -> bool:
+        """Apply the step, and return whether it changes the metadata."""
         unchanged = {"last_updated_ms": state.metadata.last_updated_ms}
-        return bool(self.apply(state).model_copy(update=unchanged) == state.metadata)
+        return bool(self.apply(state).model_copy(update=unchanged) != state.metadata)
 
 
 def _unreachable(state: TableState, expired: Expired, cleanup: str) -> Relation:

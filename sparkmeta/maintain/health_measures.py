@@ -36,7 +36,7 @@ from sparkmeta.entries.relation import (
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole
-from sparkmeta.inspect.moments import moments
+from sparkmeta.inspect.timeline import snapshots_by_time
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
 from sparkmeta.manifests.placement import ManifestLoad, Placement
@@ -962,7 +962,7 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
         may_expire=may_expire,
         metadata_json_bytes=table.state.files.length(table.metadata_location),
         statistics_bytes=sum(file.file_size_in_bytes for file in statistics),
-        moments=tuple(moments(metadata, gone)),
+        moments=tuple(snapshots_by_time(metadata, gone)),
     )
 
 

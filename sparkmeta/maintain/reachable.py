@@ -99,13 +99,13 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         manifests = computed(_listed(state, expired))
         if not content_files or first(manifests, _IS_READABLE & ~sql.col("retained")) is None:
             return computed(_unneeded(_of_metadata(state, manifests, expired)))
-        needed = computed(_needed(state, manifests))
-        reached = union(_of_metadata(state, manifests, expired), _content_files(state, needed, REACHED), state)
+        to_read = computed(_manifests_to_read(state, manifests))
+        reached = union(_of_metadata(state, manifests, expired), _content_files(state, to_read, REACHED), state)
         unneeded = computed(_unneeded(reached))
         other_manifests = where(
             manifests, _IS_READABLE & _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND)
         )
-        other_manifests = matching(other_manifests, _columns(needed, ["path"]), {"path": "path"}, absent=True)
+        other_manifests = matching(other_manifests, _columns(to_read, ["path"]), {"path": "path"}, absent=True)
         is_data = sql.col("content") == CONTENTS[ContentType.DATA]
         if first(other_manifests) is None or first(unneeded, is_data) is None:
             return unneeded
@@ -182,7 +182,7 @@ def _chosen(values: Iterable[tuple[Sql, Any]]) -> Sql:
     return result.otherwise(None)
 
 
-def _needed(state: TableState, manifests: Relation) -> Relation:
+def _manifests_to_read(state: TableState, manifests: Relation) -> Relation:
     """Return the expired manifests, rows of `LISTED`, and the retained manifests that may share a file with them."""
     readable = where(manifests, _IS_READABLE)
     if state.has_trees:

@@ -194,7 +194,7 @@ class ListRepair(RewriteStep):
         counts = LeafCounts(len(written), len(unchanged), len(replaced))
         listed = pa.concat_tables([written, unchanged]).sort_by("content")
         summary = self.summary(head, counts, removed=self.corrected.tally)
-        return NewList(head, self.branch, self.names).commit(listed, summary())
+        return NewList(head, self.branch, self.names).write(listed, summary())
 
     def _rewritten(self) -> pa.Table:
         """Write the manifests without the entries that are left out or measured."""
@@ -265,7 +265,7 @@ class TreeRepair(RewriteStep):
                 raise rewritten_by_others(head)
             counts, change = rebased.counts.plus(counts), rebased.into(change)
         summary = self.summary(head, counts, removed=self.corrected.tally)
-        return NewSnapshot(state, base, self.branch, self.names).commit(change, summary)
+        return NewSnapshot(state, base, self.branch, self.names).write(change, summary)
 
     @cached_property
     def _repeated_in_root(self) -> frozenset[FileKey]:
@@ -380,11 +380,11 @@ class LostManifests(RewriteStep):
             counts = LeafCounts(kept=len(leaves) - len(lost), replaced=len(lost))
             new = NewSnapshot(with_root(head, base), base, self.branch, self.names)
             change = TreeChange(dropped=frozenset(lost.column("location").to_pylist()))
-            return new.commit(change, lambda: self._summary(head, self._tally(head), counts))
+            return new.write(change, lambda: self._summary(head, self._tally(head), counts))
         listed = without_manifests(head.manifest_files, self.lost)
         counts = LeafCounts(kept=len(listed), replaced=len(head.manifest_files) - len(listed))
         summary = self._summary(head, self._tally(head), counts)
-        return NewList(head, self.branch, self.names).commit(listed, summary)
+        return NewList(head, self.branch, self.names).write(listed, summary)
 
     def _tally(self, head: TableState) -> Tally:
         """Return the counts of the data files in the lost manifests, as the list or root says."""

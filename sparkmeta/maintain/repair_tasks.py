@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.container import read_header
+from sparkmeta.entries.manifest_records import map_type, stats_of_maps
 from sparkmeta.entries.projection import CONTENT_STATS
-from sparkmeta.entries.records import map_type, stats_of_maps
 from sparkmeta.errors import CorruptFileError, NotFoundError, SparkmetaError, UnsupportedError, shown
 from sparkmeta.expr.arrays import indices_where, whole, with_plain_types
 from sparkmeta.expr.bounds import inverted

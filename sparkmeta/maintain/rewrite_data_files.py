@@ -40,7 +40,7 @@ from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow, tasks_of_work
 from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.spec.summary import summary_number
-from sparkmeta.spec.terms import CALL, Terms, parts_of
+from sparkmeta.spec.transform_text import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.text import byte_size
 from sparkmeta.write.few_rows import files_of

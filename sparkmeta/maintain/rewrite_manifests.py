@@ -17,7 +17,7 @@ from sparkmeta.commit.lists import NewList, driver_rewrites, manifest_format, re
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, BranchOptions, ListOptions
 from sparkmeta.entries.live import ENTRY_BYTES, live_count, live_counts
-from sparkmeta.entries.records import manifest_parts
+from sparkmeta.entries.manifest_records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.expr.predicate import parse_filter
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
@@ -346,7 +346,7 @@ class _ManifestStep(RewriteStep):
         parameters = {"target-bytes": target_bytes(self.planned_on.metadata, self.options), "sorted-by": sorted_by}
         summary = self.summary(head, counts, {REWRITTEN: json.dumps(parameters)})
         listed = pa.concat_tables([manifests, without_manifests(head.manifest_files, replaced)])
-        return NewList(head, self.branch, self.names).commit(listed, summary())
+        return NewList(head, self.branch, self.names).write(listed, summary())
 
     def _write(self, group: ManifestGroup) -> pa.Table:
         return self.names.noted(write_group(self.planned_on, group, self.options, self.names.file("m")))

@@ -389,7 +389,7 @@ class DeleteRewriteStep(RewriteStep):
         new_manifests = pa.concat_tables([new_files.leaves, self.rewritten[snapshot_id, masks]])
         counts = LeafCounts(len(new_manifests), len(unchanged), len(removal.masks))
         summary = self.summary(head, counts, removed=removal.tally, added=new_files.tally)
-        return NewList(head, self.branch, self.names).commit(pa.concat_tables([new_manifests, unchanged]), summary())
+        return NewList(head, self.branch, self.names).write(pa.concat_tables([new_manifests, unchanged]), summary())
 
     def _removal(self, head: TableState) -> Removal:
         """Return the removal from a snapshot that others have committed since the plan.

@@ -19,6 +19,14 @@ import pyarrow.parquet as pq
 from sparkmeta.avro.container import Data, read_header
 from sparkmeta.avro.decode import decode_records, writer_schema
 from sparkmeta.entries.locations import with_locations
+from sparkmeta.entries.manifest_records import (
+    EntryBuilder,
+    ManifestContext,
+    ManifestPart,
+    matching_rows,
+    stats_of_maps,
+    with_inherited_version,
+)
 from sparkmeta.entries.projection import (
     CONTENT_STATS,
     FILE_COLUMNS,
@@ -28,14 +36,6 @@ from sparkmeta.entries.projection import (
     EntryProjection,
     SpecTuples,
     stats_struct,
-)
-from sparkmeta.entries.records import (
-    EntryBuilder,
-    ManifestContext,
-    ManifestPart,
-    matching_rows,
-    stats_of_maps,
-    with_inherited_version,
 )
 from sparkmeta.errors import CorruptFileError, FileAlreadyExistsError, NotFoundError
 from sparkmeta.expr.arrays import narrowed, whole

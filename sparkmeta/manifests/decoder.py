@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.entries.locations import with_locations
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import (
+from sparkmeta.entries.manifest_records import (
     PART_SCHEMA,
     EntryBuilder,
     ManifestPart,
@@ -28,6 +27,7 @@ from sparkmeta.entries.records import (
     projected_fields,
     promoted_values,
 )
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import field_id
 from sparkmeta.expr.bounds import ANY, bound_arrow_type

@@ -14,8 +14,8 @@ from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.entries.live import is_live
+from sparkmeta.entries.manifest_records import PART_SCHEMA, part_of
 from sparkmeta.entries.projection import PARTITION, EntryProjection
-from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.entries.tally import file_sizes
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.bounds import bound_arrow_type

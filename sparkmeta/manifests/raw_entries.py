@@ -33,8 +33,8 @@ from sparkmeta.avro.decode import (
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
 from sparkmeta.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
 from sparkmeta.entries.live import is_live
+from sparkmeta.entries.manifest_records import EntryBuilder, ManifestPart
 from sparkmeta.entries.projection import ORDINAL, EntryProjection
-from sparkmeta.entries.records import EntryBuilder, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.bounds import day_units
 from sparkmeta.spec.bitmap import PositionBitmap

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
-from sparkmeta.entries.projection import MANIFEST
-from sparkmeta.entries.records import (
+from sparkmeta.entries.manifest_records import (
     has_metrics_maps,
     manifest_parts,
     matching_rows,
@@ -19,6 +18,7 @@ from sparkmeta.entries.records import (
     whole_manifests,
     with_metrics_maps,
 )
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.expr.arrays import kept_rows
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.live import is_live
+from sparkmeta.entries.manifest_records import PART_SCHEMA, matching_rows
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import PART_SCHEMA, matching_rows
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.arrays import kept_rows, whole
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder

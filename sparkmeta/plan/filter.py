@@ -23,10 +23,10 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import AllOf, reads_as
 from sparkmeta.expr.implied_tests import partition_tests, stats_tests
 from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
+from sparkmeta.expr.predicate_terms import without_transforms
 from sparkmeta.expr.residual import residual
 from sparkmeta.expr.skipping import FieldStats, might_match, must_match
 from sparkmeta.expr.sql import Aliased, Sql
-from sparkmeta.expr.terms import without_transforms
 from sparkmeta.expr.transforms import inclusive_projection, projections, undecided
 from sparkmeta.expr.types import public_value, spark_type
 from sparkmeta.session import local_frame

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sparkmeta.entries.manifest_records import whole_manifests
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
-from sparkmeta.entries.records import whole_manifests
 from sparkmeta.entries.relation import frame_of, names, select, union
 from sparkmeta.expr import sql
 from sparkmeta.manifests.placement import Placement

@@ -28,7 +28,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.expr.arrays import from_stream
 from sparkmeta.expr.conditions import fold
-from sparkmeta.expr.terms import SchemaFields
+from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, packed, page_text

@@ -35,8 +35,8 @@ from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import fold, is_floating, junction_of
 from sparkmeta.expr.expression_json import TRUE_JSON
+from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.expr.sql import Sql
-from sparkmeta.expr.terms import SchemaFields
 from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
 from sparkmeta.plan.match import match_deletes, read_entries

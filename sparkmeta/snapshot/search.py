@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.entries.live import is_live, live_counts, may_be_live
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.entries.projection import CONTENT_STATS, DV_COLUMNS, MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.entries.relation import among, collected, where
 from sparkmeta.expr import sql
 from sparkmeta.expr.arrays import whole

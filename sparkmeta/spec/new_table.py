@@ -14,7 +14,13 @@ from sparkmeta.checks import instance_of, property_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import table_metadata_from_json, tree_layout
-from sparkmeta.spec.new_parts import VERSION_PROPERTY, refuse_unfit, refuse_unreadable, refuse_unsupported, unreserved
+from sparkmeta.spec.metadata_rules import (
+    VERSION_PROPERTY,
+    refuse_unfit,
+    refuse_unreadable,
+    refuse_unsupported,
+    unreserved,
+)
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries

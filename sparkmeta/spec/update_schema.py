@@ -56,7 +56,7 @@ from pyiceberg.types import (
 from sparkmeta.errors import CorruptFileError, InvalidChangeError, SparkmetaError, ValidationError, first_line, shown
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.schema import list_of, type_from_json
-from sparkmeta.spec.terms import Terms, transform_of
+from sparkmeta.spec.transform_text import Terms, transform_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

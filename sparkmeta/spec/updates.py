@@ -26,10 +26,10 @@ from sparkmeta.spec.metadata_model import (
     TableMetadata,
     TableMetadataV4,
 )
-from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable, refuse_unsupported
+from sparkmeta.spec.metadata_rules import refuse_unfit, refuse_unreadable, refuse_unsupported
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.table_properties import refuse_invalid_retries
-from sparkmeta.spec.terms import Terms, transform_of
+from sparkmeta.spec.transform_text import Terms, transform_of
 from sparkmeta.spec.update_schema import names_table
 from sparkmeta.text import partition_terms, sort_terms
 

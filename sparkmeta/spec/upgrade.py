@@ -25,7 +25,7 @@ from sparkmeta.spec.metadata import (
     tree_layout,
 )
 from sparkmeta.spec.metadata_model import Snapshot, TableMetadata, TableMetadataV1, TableMetadataV4
-from sparkmeta.spec.new_parts import refuse_unsupported
+from sparkmeta.spec.metadata_rules import refuse_unsupported
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.table_properties import TREE_LAYOUT, choice_property

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.entries.records import map_type
+from sparkmeta.entries.manifest_records import map_type
 from sparkmeta.manifests.sorted_manifests import task_rows
 from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.rows.file_rows import MatchingRows

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.commit.partition_folders import NULL_FOLDERS, assignments, folder_value, readings
-from sparkmeta.entries.records import VALUE_SIZES
+from sparkmeta.entries.manifest_records import VALUE_SIZES
 from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError, ValidationError, shown
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.expr.types import bound_value

@@ -49,7 +49,7 @@ def write_rows(state: TableState, rows: Relation, *, lineage: bool = False) -> R
 
     Args:
         state: the table.
-        rows: see `given_rows`.
+        rows: see `input_rows`.
         lineage: whether the rows have the `LINEAGE` columns, which are then written to the files.
 
     Returns:

@@ -48,7 +48,7 @@ def few_upsert(
 
     Args:
         state: the table at the branch's head.
-        rows: the rows; see `given_rows`.
+        rows: the rows; see `input_rows`.
         keys: the key columns; None for the schema's identifier fields.
         lineage: the metadata columns that rows keep.
         updates: whether to update existing rows.

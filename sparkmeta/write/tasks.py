@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.transforms import BucketTransform
 
-from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
+from sparkmeta.entries.manifest_records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.entries.relation import distinct_rows, head, mapped
 from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
 from sparkmeta.expr.arrays import identities, uuid_bytes

@@ -24,8 +24,8 @@ from sparkmeta.write.deletes import KeyDeletes, write_deletes
 from sparkmeta.write.few_rows import write_rows
 from sparkmeta.write.few_upserts import few_upsert
 from sparkmeta.write.files import lineage_columns
-from sparkmeta.write.given_rows import given_frame, given_rows
 from sparkmeta.write.input import assigned_values, with_values
+from sparkmeta.write.input_rows import input_frame, input_rows
 from sparkmeta.write.matching import Matching
 from sparkmeta.write.merge import merged_rows, upsert_of
 from sparkmeta.write.tasks import delete_written, deleted_on_failure
@@ -149,7 +149,7 @@ class RowChange:
                 problem = f"the keys may be in files of more than {ALONE_BYTES >> 20} MiB, which take jobs of Spark"
                 instead = "use table.upsert(df, ...), in foreachBatch for a stream"
                 raise UnsupportedError(f"{self._metadata.location}: {problem}: {instead}")
-        frame, schema = given_frame(df, self._state), self._metadata.schema()
+        frame, schema = input_frame(df, self._state), self._metadata.schema()
         merge = upsert_of(frame, join_cols, schema, self._metadata.location, updates=updates, inserts=inserts)
         if not merge.clauses:
             self.dropped = True
@@ -163,7 +163,7 @@ class RowChange:
         self._merge(rows, masks=masks)
 
     def merge(self, merge: MergeRequest) -> None:
-        source = given_frame(merge.source, self._state)
+        source = input_frame(merge.source, self._state)
         self._merge(merged_rows(self.head, replace(merge, source=source), self._lineage))
 
     # -- Replacement of rows ------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class RowChange:
             self.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
     def _rows_to_write(self, rows: Rows) -> Relation:
-        return rows if isinstance(rows, WrittenRows) else given_rows(rows, self._state)
+        return rows if isinstance(rows, WrittenRows) else input_rows(rows, self._state)
 
     def _write(self, rows: Relation, *, lineage: bool = False) -> Relation:
         files = rows.files if isinstance(rows, WrittenRows) else write_rows(self._state, rows, lineage=lineage)
@@ -318,7 +318,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
 
     def _change_rows(self, change: RequestedChange) -> Self:
         """Make a change of rows. If it fails, drop it from the transaction and delete its files."""
-        if self._repeats(change.branch, change.properties, change.key):
+        if self._is_repeated(change.branch, change.properties, change.key):
             return self
         refuse_read_only(self.table)
         if change.isolation is not None:
@@ -354,7 +354,9 @@ class RowTransaction(Transaction[TableT], RowChanges):
 
         return self._change_rows(RequestedChange(change, branch, properties, None, reads=True))
 
-    def _repeats(self, branch: str | None, properties: Mapping[str, str] | None, key: tuple[str, int] | None) -> bool:
+    def _is_repeated(
+        self, branch: str | None, properties: Mapping[str, str] | None, key: tuple[str, int] | None
+    ) -> bool:
         """Return whether the transaction commits nothing, since the branch has recorded its idempotency key."""
         self._refuse_committed()
         if self.repetition_of is None:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.avro import decode
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import SparkmetaError
 
 LOCATION = "file:///m.avro"

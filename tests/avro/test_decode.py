@@ -13,8 +13,8 @@ import pytest
 from sparkmeta.avro import decode, program
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.bounds import ANY, AllOf, BoundTest
 from tests.avro.avro_files import (

@@ -105,8 +105,8 @@ def _pyiceberg(location: str, data: bytes) -> int:
 
 def _sparkmeta(compiled: bool, columns: Sequence[str], stats: Mapping[int, str], location: str, data: bytes) -> int:
     from sparkmeta.avro import decode
+    from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart
     from sparkmeta.entries.projection import EntryProjection
-    from sparkmeta.entries.records import ManifestContext, ManifestPart
 
     projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, stats)
     part = ManifestPart(0, location, 0, ManifestContext(1, 1, None))

@@ -22,7 +22,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from sparkmeta.commit.leaves import leaf_format
 from sparkmeta.commit.new_files import NewFiles, file_rows
-from sparkmeta.entries.records import map_type
+from sparkmeta.entries.manifest_records import map_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.write import leaves_on_driver
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.commit.file_rows import FileRows, TupleField
-from sparkmeta.entries.records import map_type
+from sparkmeta.entries.manifest_records import map_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.v4.layout import tree_schema

@@ -6,7 +6,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.entries.records import ManifestContext, RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
+from sparkmeta.entries.manifest_records import (
+    ManifestContext,
+    RowIdCounter,
+    inherited_sequence_numbers,
+    inherited_snapshot_ids,
+)
 from sparkmeta.spec.entry import Status
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sparkmeta.entries.manifest_records import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.entries.projection import EntryProjection, stats_struct
-from sparkmeta.entries.records import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.bounds import bound_arrow_type
 

@@ -12,7 +12,7 @@ from pyiceberg.types import DateType, LongType, NestedField, StringType, Timesta
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.expr.expression_json import expression_from_json, expression_to_json
 from sparkmeta.expr.predicate import bind_filter
-from sparkmeta.expr.terms import TransformedColumn
+from sparkmeta.expr.predicate_terms import TransformedColumn
 from tests.peers.expressions import filter_json
 
 SCHEMA = Schema(

@@ -17,8 +17,8 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.entries.manifest_records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
-from sparkmeta.entries.records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError, SettingError
 from sparkmeta.expr.bounds import AllOf, BoundTest
 from sparkmeta.manifests.cache import ManifestCache

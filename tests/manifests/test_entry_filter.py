@@ -9,8 +9,8 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from sparkmeta.entries.manifest_records import EntryBuilder, ManifestContext, ManifestPart, matching_rows
 from sparkmeta.entries.projection import EntryFilter, EntryProjection
-from sparkmeta.entries.records import EntryBuilder, ManifestContext, ManifestPart, matching_rows
 from sparkmeta.expr.bounds import AllOf, BoundTest
 from sparkmeta.manifests.decoder import ArrowRecords
 from sparkmeta.manifests.v4.colocated import with_vector_column

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import decoder as parquet_decode
 from sparkmeta.manifests.decoder import decode_parquet_manifest

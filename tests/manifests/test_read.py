@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.avro import container
 from sparkmeta.avro.container import Windows
-from sparkmeta.entries.records import _scattered
+from sparkmeta.entries.manifest_records import _scattered
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, long_bounds
 from tests.plans import optimized_plan

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkmeta.entries.manifest_records import PART_SCHEMA
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import PART_SCHEMA
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.spec.locations import Locations

@@ -11,7 +11,7 @@ from hypothesis import given
 from pyiceberg import types as t
 from pyiceberg.expressions import In, Or
 
-from sparkmeta.entries.records import as_numbers
+from sparkmeta.entries.manifest_records import as_numbers
 from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
 from sparkmeta.expr.implied_tests import partition_tests, stats_tests
 from sparkmeta.expr.predicate import bind_filter, parse_filter

@@ -22,7 +22,7 @@ from sparkmeta.avro import program as programs
 from sparkmeta.avro.container import Block, Header, read_header
 from sparkmeta.avro.program import Program, compile_program, compiled_records
 from sparkmeta.avro.schema import manifest_schema
-from sparkmeta.entries.records import EntryBuilder
+from sparkmeta.entries.manifest_records import EntryBuilder
 from sparkmeta.errors import CorruptFileError
 from tests.avro.decoders import LOCATION, PART
 from tests.avro.random_manifests import RandomManifest, random_manifest

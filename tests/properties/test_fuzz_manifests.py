@@ -12,8 +12,8 @@ import pytest
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.avro.manifest_list import decode_manifest_list
+from sparkmeta.entries.manifest_records import ManifestContext, ManifestPart
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.spec.locations import Locations
 from tests.avro.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs

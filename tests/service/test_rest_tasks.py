@@ -21,7 +21,7 @@ from pyiceberg.types import NestedField, UUIDType
 
 import sparkmeta as sm
 from sparkmeta.errors import translated_errors
-from sparkmeta.expr.terms import TransformedColumn
+from sparkmeta.expr.predicate_terms import TransformedColumn
 from sparkmeta.service.rest_tasks import to_rest_tasks
 from tests.conftest import configured
 from tests.handmade import (

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.live import is_live
+from sparkmeta.entries.manifest_records import column_metric, derived_stats, true_where
 from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
-from sparkmeta.entries.records import column_metric, derived_stats, true_where
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.manifests.v4.fields import tree_stats_type

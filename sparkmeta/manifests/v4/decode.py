@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.locations import table_with_locations
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.entries.records import (
+from sparkmeta.entries.manifest_records import (
     ManifestContext,
     ManifestPart,
     RowIdCounter,
@@ -26,6 +25,7 @@ from sparkmeta.entries.records import (
     with_inherited_version,
     with_metrics_maps,
 )
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import narrowed, whole
 from sparkmeta.expr.bounds import bound_arrow_type

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.live import FILE_COUNTS, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
-from sparkmeta.entries.records import RowIdCounter
+from sparkmeta.entries.manifest_records import RowIdCounter
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import indices_where, whole
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS

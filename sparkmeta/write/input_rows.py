@@ -41,7 +41,7 @@ _PLAIN: Final = {
 }
 
 
-def given_rows(rows: Any, state: TableState) -> Relation:
+def input_rows(rows: Any, state: TableState) -> Relation:
     """Return rows to write: few rows in memory as a table, all others as a DataFrame.
 
     Rows in memory are few if their bytes do not exceed the share of one task. The table's columns have the types that
@@ -62,14 +62,14 @@ def given_rows(rows: Any, state: TableState) -> Relation:
     return table if is_few and state.access.driver is not None else selectable_frame(state.spark, table)
 
 
-def given_frame(rows: Any, state: TableState) -> DataFrame:
-    """Return rows to write as a DataFrame; see `given_rows`."""
+def input_frame(rows: Any, state: TableState) -> DataFrame:
+    """Return rows to write as a DataFrame; see `input_rows`."""
     table = in_memory(rows, state)
     return rows if table is None else selectable_frame(state.spark, table)
 
 
 def in_memory(rows: Any, state: TableState) -> pa.Table | None:
-    """Return rows in memory as a table; None for other objects. See `given_rows`."""
+    """Return rows in memory as a table; None for other objects. See `input_rows`."""
     table = state.metadata.location
     module = type(rows).__module__.partition(".")[0]
     if isinstance(rows, DataFrame) or not (module == "pandas" or hasattr(rows, "__arrow_c_stream__")):

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyiceberg.manifest import DATA_FILE_TYPE, DataFile
 from pyspark.sql import DataFrame
 
+from sparkmeta.entries.manifest_records import map_type
 from sparkmeta.entries.projection import PARTITION
-from sparkmeta.entries.records import map_type
 from sparkmeta.entries.relation import Relation, names, select
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr import sql
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.expr.sql import Aliased
     from sparkmeta.spec.locations import Locations
 
-GivenFiles: TypeAlias = DataFrame | pa.Table | Sequence[DataFile]
+InputFiles: TypeAlias = DataFrame | pa.Table | Sequence[DataFile]
 """Files with the columns of `inspect.files`: many as a DataFrame, few as an Arrow table or pyiceberg's data files."""
 
 _PATHS: Final = ("file_path", "referenced_data_file")
@@ -52,14 +52,14 @@ _FILE_TYPES: Final[dict[str, pa.DataType]] = {
 _FIELDS: Final = {len(kind.fields): tuple(field.name for field in kind.fields) for kind in DATA_FILE_TYPE.values()}
 
 
-def table_of(files: GivenFiles | BaseTable | TableState, state: TableState) -> Relation | TableState:
+def table_of(files: InputFiles | BaseTable | TableState, state: TableState) -> Relation | TableState:
     """Return the state if the argument is a table, otherwise `rows_of_files`."""
     if isinstance(files, BaseTable):
         return files.state
     return files if isinstance(files, TableState) else rows_of_files(files, state, ", or a table")
 
 
-def rows_of_files(files: GivenFiles, state: TableState, others: str = "") -> Relation:
+def rows_of_files(files: InputFiles, state: TableState, others: str = "") -> Relation:
     """Return files as rows, with the scheme that the table's metadata uses in their local paths.
 
     Args:

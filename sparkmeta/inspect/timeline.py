@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 
-def moments(metadata: TableMetadata, marked: Collection[int] = (), most: int = 160) -> list[Moment]:
+def snapshots_by_time(metadata: TableMetadata, marked: Collection[int] = (), limit: int = 160) -> list[Moment]:
     """Return the snapshots of a table by time, without reading any file.
 
     Args:
         marked: the ids of the snapshots to mark.
-        most: the number of snapshots. If there are more, an even sample is returned, and the newest with refs.
+        limit: the number of snapshots. If there are more, an even sample is returned, and the newest with refs.
     """
     refs: dict[int, list[str]] = {}
     for name, ref in metadata.refs.items():
         refs.setdefault(ref.snapshot_id, []).append(name)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)[::-1]
     # Counted from the end, so that the newest snapshot is shown.
-    step = max(1, -(-len(ordered) // most))
-    with_refs = [place for place, snapshot in enumerate(ordered) if snapshot.snapshot_id in refs][:most]
+    step = max(1, -(-len(ordered) // limit))
+    with_refs = [place for place, snapshot in enumerate(ordered) if snapshot.snapshot_id in refs][:limit]
     places = sorted({*range(0, len(ordered), step), *with_refs}, reverse=True)
     return [
         Moment(
