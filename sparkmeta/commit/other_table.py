@@ -45,6 +45,7 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
+from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
@@ -174,8 +175,8 @@ def _difference(field: NestedField, target_field: NestedField) -> str | None:
 
 def _parent_ids(schema: Schema) -> Mapping[int, int | None]:
     """Return the parent of each column; None for top-level ones."""
-    parents = schema._lazy_id_to_parent
-    return {field_id: parents.get(field_id) for field_id in index_by_id(schema)}
+    paths = {field_id: path_to(schema, field_id) for field_id in index_by_id(schema)}
+    return {field_id: path[-2].field_id if len(path) > 1 else None for field_id, path in paths.items()}
 
 
 def _depth(field_id: int | None, parents: Mapping[int, int | None]) -> int:

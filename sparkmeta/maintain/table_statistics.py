@@ -69,7 +69,7 @@ class _SetStatistics:
             )
         is_of_partitions = isinstance(self.file, PartitionStatisticsFile)
         kind = SetPartitionStatisticsUpdate if is_of_partitions else SetStatisticsUpdate
-        named = {"partition-statistics" if is_of_partitions else "statistics": self.file.model_dump(by_alias=True)}
+        named = {"partition-statistics" if is_of_partitions else "statistics": self.file}
         return update_table_metadata(metadata, (kind.model_validate(named),))
 
 

@@ -209,12 +209,12 @@ class TableTypes:
         The fields of `partition_type` keep their names, and come first. The others, whose source columns were
         dropped, are named by the same rule.
         """
-        schema = self.typing_schema
+        column_ids = self.typing_schema.field_ids
         newest_first = sorted(self.specs.values(), key=lambda spec: spec.spec_id, reverse=True)
         fields = [field for spec in newest_first for field in spec.fields]
         names: dict[int, str] = {}
         # If a field has several names, use the name in the newest spec with its source column.
-        for field in sorted(fields, key=lambda field: field.source_id not in schema._lazy_id_to_field):
+        for field in sorted(fields, key=lambda field: field.source_id not in column_ids):
             if field.field_id in names:
                 continue
             name = field.name

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.schema import index_by_id
 from pyiceberg.types import PrimitiveType, StructType
 
 from sparkmeta.charts import Row, figure, row_bars
@@ -197,7 +198,7 @@ def metrics_report(
         seconds: how long planning took on the driver.
         metadata: further facts.
     """
-    fields = projection._lazy_id_to_field.items()
+    fields = index_by_id(projection).items()
     ids = sorted(field_id for field_id, field in fields if isinstance(field.field_type, _PROJECTED))
     return {
         "report-type": "scan-report",

@@ -15,11 +15,10 @@ from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.table_properties import number_property
-from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.spec.metadata_model import SnapshotRef
+    from sparkmeta.spec.metadata_model import SnapshotLogEntry, SnapshotRef
 
 GC_ENABLED = "gc.enabled"
 _MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
@@ -138,7 +137,7 @@ def without_expired(
     changes: dict[str, Any] = {
         "snapshots": snapshots,
         "refs": {name: ref for name, ref in metadata.refs.items() if name not in expired.refs},
-        "snapshot_log": log_after_gap(metadata, log, removed),
+        "snapshot_log": _log_after_gap(metadata, log, removed),
         "statistics": _without_snapshots(metadata.statistics, removed),
         "partition_statistics": _without_snapshots(metadata.partition_statistics, removed),
         "last_updated_ms": max(now_ms, metadata.last_updated_ms),
@@ -157,6 +156,20 @@ def without_expired(
         schemas |= _typing_schemas(metadata, columns, schemas)
         changes["schemas"] = [schema for schema in metadata.schemas if schema.schema_id in schemas]
     return metadata.model_copy(update=changes)
+
+
+def _log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
+    """Return the part of the snapshot log after the last removed snapshot.
+
+    Earlier entries would not tell which snapshot was current at a time.
+    """
+    remaining = after = 0
+    for entry in base.snapshot_log:
+        if entry.snapshot_id in removed:
+            after = 0
+        else:
+            remaining, after = remaining + 1, after + 1
+    return log[remaining - after :]
 
 
 def with_removed(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:

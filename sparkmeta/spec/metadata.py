@@ -134,7 +134,7 @@ def check_expressions(metadata: TableMetadataV4, location: str) -> None:
 
 
 def _column_ids(metadata: TableMetadataV4) -> set[int]:
-    return {field_id for schema in metadata.schemas for field_id in schema._lazy_id_to_field}
+    return {field_id for schema in metadata.schemas for field_id in schema.field_ids}
 
 
 def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, expr_id: int) -> None:

@@ -227,17 +227,20 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     def transform_properties_dict_value_to_str(cls, properties: Any) -> Any:
         return properties
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Return a copy, with changes if there are any.
 
         A copy with changes writes all fields, including the ones that the file left to defaults. Fields of `_UNWRITTEN`
         are written only if the file or the changes have them. Counters that the format version does not have are
         dropped from the changes, since pyiceberg's updates set them for every version.
+
+        Copies share their parts, which never change. pyiceberg's updates end with a deep copy, which would take most of
+        the time of a commit to a table with many snapshots.
         """
         fields = type(self).model_fields
         if update:
             update = {key: value for key, value in update.items() if key in fields or key not in _COUNTERS}
-        copied = super().model_copy(update=update, deep=deep)
+        copied = super().model_copy(update=update)
         copied.__dict__.pop("_snapshots_by_id", None)
         if update:
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)

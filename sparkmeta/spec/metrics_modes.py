@@ -7,6 +7,7 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from pyiceberg.schema import index_by_name
 from pyiceberg.transforms import BucketTransform, UnknownTransform, VoidTransform
 from pyiceberg.types import ListType, MapType, PrimitiveType, StructType
 
@@ -53,10 +54,11 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     for field in metadata.sort_order().fields:
         if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):
             modes[field.source_id] = sort_column_mode
+    ids = index_by_name(schema)
     for key in properties:
         name = key.removeprefix(_COLUMN_KEY)
-        if key.startswith(_COLUMN_KEY) and name in schema._name_to_id:
-            modes[schema._name_to_id[name]] = _mode(properties, key, default)
+        if key.startswith(_COLUMN_KEY) and name in ids:
+            modes[ids[name]] = _mode(properties, key, default)
     return {field_id: modes.get(field_id, default) for field_id in schema.field_ids}
 
 

@@ -143,7 +143,7 @@ def _refuse_other_types(location: str, schema: Any, spec: Any, sort_order: Any) 
     instance_of(PartitionSpec).check(f"{location}: partition_spec", spec)
     instance_of(SortOrder).check(f"{location}: sort_order", sort_order)
     for field in (*spec.fields, *sort_order.fields):
-        if field.source_id not in schema._lazy_id_to_field:
+        if field.source_id not in schema.field_ids:
             raise ValidationError(f"{location}: {field}: the schema has no column with the id {field.source_id}")
 
 

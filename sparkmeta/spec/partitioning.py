@@ -220,7 +220,7 @@ def partition_type(
     names: dict[int, str] = {}
     for spec in sorted(specs, key=lambda spec: spec.spec_id, reverse=True):
         for field in spec.fields:
-            if active_only and (current is None or field.source_id not in current._lazy_id_to_field):
+            if active_only and (current is None or field.source_id not in current.field_ids):
                 continue
             names.setdefault(field.field_id, field.name)
             merged[field.field_id] = _merged(merged.get(field.field_id), field)
@@ -293,8 +293,8 @@ def source_type(source_id: int, schemas: Sequence[Schema], current: Schema | Non
     """Return the type of a column in the current schema, or in the newest schema that has it; None if none has it."""
     newest_first = sorted(schemas, key=lambda schema: schema.schema_id, reverse=True)
     for schema in [current, *newest_first] if current is not None else newest_first:
-        if (source := schema._lazy_id_to_field.get(source_id)) is not None:
-            return source.field_type
+        if source_id in schema.field_ids:
+            return schema.find_type(source_id)
     return None
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TableSchema",
     "VariantType",
+    "id_of_column",
     "list_of",
     "partition_spec_from_json",
     "partition_type",
@@ -299,6 +300,17 @@ def path_to(schema: Schema, field_id: int) -> list[t.NestedField]:
     while path_ids[-1] in parents:
         path_ids.append(parents[path_ids[-1]])
     return [schema.find_field(path_id) for path_id in reversed(path_ids)]
+
+
+def id_of_column(schema: Schema, name: str) -> int | None:
+    """Return the id of the column with a full name; None if there is none.
+
+    A name may leave out the elements of lists and the values of maps, as in pyiceberg.
+    """
+    try:
+        return schema.find_field(name).field_id
+    except ValueError:
+        return None
 
 
 def pruned(schema: Schema, field_ids: Collection[int]) -> Schema:

@@ -347,7 +347,7 @@ class UpdateSchema(IcebergUpdateSchema):
         for partition_field in (field for spec in metadata.partition_specs for field in spec.fields):
             name, transform, source_id = partition_field.name, partition_field.transform, partition_field.source_id
             # A column may take the name of a partition field whose own column is gone.
-            if source_id in schema._lazy_id_to_field:
+            if source_id in schema.field_ids:
                 validate_partition_name(name, transform, source_id, schema, set())
         identifiers = [self._identifier_id(schema, name) for name in self._identifier_field_names]
         schema_id = 1 + max(schema.schema_id for schema in metadata.schemas)

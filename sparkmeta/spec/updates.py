@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from pydantic import BaseModel
 from pyiceberg import exceptions
 from pyiceberg.expressions import Reference
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -16,16 +15,7 @@ from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.metadata import add_expressions, check_expressions, serialize_table_metadata
-from sparkmeta.spec.metadata_model import (
-    MetadataLogEntry,
-    PartitionStatisticsFile,
-    Snapshot,
-    SnapshotLogEntry,
-    SnapshotRef,
-    StatisticsFile,
-    TableMetadata,
-    TableMetadataV4,
-)
+from sparkmeta.spec.metadata_model import SnapshotLogEntry, SnapshotRef, TableMetadata, TableMetadataV4
 from sparkmeta.spec.metadata_rules import refuse_unfit, refuse_unreadable, refuse_unsupported
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.table_properties import refuse_invalid_retries
@@ -41,62 +31,48 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate
     from pyiceberg.transforms import Transform
 
-    from sparkmeta.spec.metadata import TableMetadata
+
+_Item = TypeVar("_Item")
 
 
 # -- Apply pyiceberg's metadata updates -------------------------------------------------------------------------------
 
 
-_Model = TypeVar("_Model", bound=BaseModel)
-_Item = TypeVar("_Item")
-
-
-def update_table_metadata(
-    metadata: TableMetadata, updates: Sequence[TableUpdate], metadata_location: str | None = None
-) -> TableMetadata:
-    """Return the metadata with updates applied.
+def update_table_metadata(metadata: TableMetadata, updates: Sequence[TableUpdate]) -> TableMetadata:
+    """Return the metadata with updates applied: the ones that builders and commits make.
 
     The updates are applied by pyiceberg. In addition:
 
     - Unknown fields are preserved.
     - Sequence numbers and row ids never decrease, and no id is assigned twice.
-    - Removing a snapshot removes its partition statistics. Its children keep their parent id.
-    - The snapshot log has no gaps, and no snapshots that were added but did not become current.
+    - The snapshot log has no snapshots that were added but did not become current.
     - Times do not go back if the clock of an earlier writer was ahead: other readers would refuse the metadata.
     - In a V4 tree, each partition spec has expressions.
 
     Args:
         metadata: The metadata to change. The object itself is not modified.
-        updates: The updates, in order. From format version 3 on, new snapshots have first-row-id and added-rows.
-        metadata_location: The file of ``metadata``, to be added to the metadata log.
+        updates: The updates, in order, with models of sparkmeta.spec.metadata_model for snapshots and statistics. From
+            format version 3 on, new snapshots have first-row-id and added-rows. None of the updates removes snapshots
+            or changes the format version, which sparkmeta.spec.expiry and sparkmeta.spec.upgrade do.
 
     Raises:
         ValidationError: An update contradicts the metadata.
-        UnsupportedError: An update changes the format version, which only sparkmeta.spec.upgrade can do.
     """
     applicable, counters = [], _counters(metadata, updates)
     for update in updates:
-        if not isinstance(update, iceberg.UpgradeFormatVersionUpdate):
-            _refuse_later_version(update, metadata)
-            _refuse_unreadable(update, metadata)
-            if isinstance(update, iceberg.SetPropertiesUpdate):
-                refuse_invalid_retries(update.updates, metadata.location)
-            applicable.append(_present(_with_all_sources(update, metadata), metadata))
-        elif update.format_version != metadata.format_version:
-            problem = (
-                f"format version {metadata.format_version} can't be changed to {update.format_version} by an update"
-            )
-            raise UnsupportedError(f"{metadata.location}: {problem}")
+        _refuse_later_version(update, metadata)
+        _refuse_unreadable(update, metadata)
+        if isinstance(update, iceberg.SetPropertiesUpdate):
+            refuse_invalid_retries(update.updates, metadata.location)
+        applicable.append(_present(_with_all_sources(update, metadata), metadata))
     try:
-        updated = iceberg.update_table_metadata(
-            cast("Any", metadata), tuple(applicable), metadata_location=metadata_location
-        )
+        updated = iceberg.update_table_metadata(cast("Any", metadata), tuple(applicable))
     except (ValueError, KeyError, exceptions.ValidationError) as error:
         raise ValidationError(f"{metadata.location}: {_deleted_source(metadata, updates) or error}") from error
     changed = cast("TableMetadata", updated)
     for update in updates:
         refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
-    parts = _converted_parts(metadata, changed) | _lists(metadata, changed, updates)
+    parts = {"refs": _converted_refs(metadata, changed)} | _lists(changed, updates)
     restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
@@ -281,17 +257,10 @@ def _with_sources(entry: dict[str, Any], sources: tuple[int, ...] | None) -> dic
     return {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": list(sources)}
 
 
-def _converted_parts(base: TableMetadata, changed: TableMetadata) -> dict[str, Any]:
-    """Return refs, metadata log and statistics with pyiceberg's models converted to ours.
-
-    A ref that replaces another one keeps its unknown fields.
-    """
+def _converted_refs(base: TableMetadata, changed: TableMetadata) -> dict[str, SnapshotRef]:
+    """Return the refs, none a model of pyiceberg. A ref that replaces another one keeps its unknown fields."""
     refs: dict[str, Any] = dict(changed.refs)
-    return {
-        "refs": {name: _converted_ref(ref, base.refs.get(name)) for name, ref in refs.items()},
-        "metadata_log": [_converted(entry, MetadataLogEntry) for entry in changed.metadata_log],
-        "statistics": [_converted(file, StatisticsFile) for file in changed.statistics],
-    }
+    return {name: _converted_ref(ref, base.refs.get(name)) for name, ref in refs.items()}
 
 
 def _converted_ref(ref: Any, earlier: SnapshotRef | None) -> SnapshotRef:
@@ -301,35 +270,22 @@ def _converted_ref(ref: Any, earlier: SnapshotRef | None) -> SnapshotRef:
     return SnapshotRef.model_validate(unknown | ref.model_dump())
 
 
-def _converted(model: Any, kind: type[_Model]) -> _Model:
-    return model if isinstance(model, kind) else kind.model_validate(model.model_dump())
-
-
-def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableUpdate]) -> dict[str, Any]:
+def _lists(changed: TableMetadata, updates: Sequence[TableUpdate]) -> dict[str, Any]:
     """Return the lists of the changed metadata, corrected as update_table_metadata describes."""
-    previous = {snapshot.snapshot_id: snapshot for snapshot in base.snapshots}
-    snapshots = [previous.get(snapshot.snapshot_id) or _converted(snapshot, Snapshot) for snapshot in changed.snapshots]
-    removed = previous.keys() - {snapshot.snapshot_id for snapshot in snapshots}
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, iceberg.AddSnapshotUpdate)}
     never_current = added - {changed.current_snapshot_id}
-    log = [
-        _converted(entry, SnapshotLogEntry) for entry in changed.snapshot_log if entry.snapshot_id not in never_current
-    ]
-    partition_statistics = [
-        _converted(file, PartitionStatisticsFile)
-        for file in changed.partition_statistics
-        if file.snapshot_id not in removed
-    ]
     return {
-        "snapshots": snapshots,
-        "snapshot_log": log_after_gap(base, log, removed),
-        "partition_statistics": partition_statistics,
+        "snapshot_log": [_log_entry(entry) for entry in changed.snapshot_log if entry.snapshot_id not in never_current],
         "schemas": _deduplicated(changed, "schemas", changed.schemas, lambda schema: schema.schema_id),
         "partition_specs": _deduplicated(
             changed, "partition-specs", changed.partition_specs, lambda spec: spec.spec_id
         ),
         "sort_orders": _deduplicated(changed, "sort-orders", changed.sort_orders, lambda order: order.order_id),
     }
+
+
+def _log_entry(entry: Any) -> SnapshotLogEntry:
+    return entry if isinstance(entry, SnapshotLogEntry) else SnapshotLogEntry.model_validate(entry.model_dump())
 
 
 def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
@@ -342,20 +298,6 @@ def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableM
     before = {snapshot.snapshot_id for snapshot in base.snapshots} | {metadata.current_snapshot_id}
     log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in before]
     return metadata if len(log) == len(metadata.snapshot_log) else metadata.model_copy(update={"snapshot_log": log})
-
-
-def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
-    """Return the part of the snapshot log after the last removed snapshot.
-
-    Earlier entries would not tell which snapshot was current at a time.
-    """
-    remaining = after = 0
-    for entry in base.snapshot_log:
-        if entry.snapshot_id in removed:
-            after = 0
-        else:
-            remaining, after = remaining + 1, after + 1
-    return log[remaining - after :]
 
 
 def _times(base: TableMetadata, changed: TableMetadata, log: Sequence[SnapshotLogEntry]) -> dict[str, Any]:

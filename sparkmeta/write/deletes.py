@@ -42,7 +42,7 @@ from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.snapshot.search import live_manifests, live_relation
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
-from sparkmeta.spec.schema import path_to, pruned
+from sparkmeta.spec.schema import id_of_column, path_to, pruned
 from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
@@ -540,10 +540,9 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
         raise ValidationError(f"{table}: an equality delete takes equality_cols: {reason}")
     ids: list[int] = []
     for name in keys:
-        if name not in schema._name_to_id:
+        if (field_id := id_of_column(schema, name)) is None:
             hint = hint_at(name, schema.column_names)
             raise ValidationError(f"{table}: column {name} of the key is not in the table{hint}")
-        field_id = schema._name_to_id[name]
         kind, parents = schema.find_type(field_id), path_to(schema, field_id)[:-1]
         if any(not isinstance(field.field_type, StructType) for field in parents):
             raise ValidationError(f"{table}: column {name} of the key is in a list or a map")

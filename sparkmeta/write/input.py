@@ -35,7 +35,7 @@ from sparkmeta.expr.types import UUID_DIGITS, UUID_TEXT, default_literal, public
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
-from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.schema import id_of_column, path_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -402,11 +402,11 @@ def _field_path(name: str, schema: Schema, table: str, *, by_path: bool) -> tupl
     top = next((field for field in schema.fields if field.name == name), None)
     if top is not None:
         return (top,)
-    if name not in schema._name_to_id:
+    if (field_id := id_of_column(schema, name)) is None:
         raise ValidationError(
             f"{table}: assigned column {name} is not in the table{hint_at(name, schema.column_names)}"
         )
-    field_path = tuple(path_to(schema, schema._name_to_id[name]))
+    field_path = tuple(path_to(schema, field_id))
     if not by_path:
         problem = f"assigned column {name} is a field of {field_path[0].name}: an insert assigns whole columns"
         raise ValidationError(f"{table}: {problem}")

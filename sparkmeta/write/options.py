@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.schema import index_by_name
 from pyiceberg.types import BooleanType, PrimitiveType
 
 from sparkmeta.errors import UnsupportedError
@@ -163,10 +164,11 @@ class _Properties:
     def _columns(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield the properties with a prefix, and the ids of the primitive columns that they name."""
         schema = self.metadata.schema()
+        ids = index_by_name(schema)
         for name in self.values:
             if not name.startswith(prefix):
                 continue
-            field_id = schema._name_to_id.get(name.removeprefix(prefix))
+            field_id = ids.get(name.removeprefix(prefix))
             if field_id is not None and isinstance(schema.find_type(field_id), PrimitiveType):
                 yield name, field_id
             else:

@@ -13,17 +13,17 @@ from pydantic import TypeAdapter
 from pyiceberg.schema import Schema
 from pyiceberg.table.update import (
     AddSchemaUpdate,
-    RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
     TableRequirement,
 )
 
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.spec.expiry import without_expired
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.updates import changed_parts, has_changes, requirements_of, update_table_metadata, updates_of
 from sparkmeta.spec.upgrade import upgrade_metadata
 from tests.spec.table_metadata import LOCATION, VERSIONS, encoded
-from tests.spec.test_updates import FIRST, NEW_FIELD, UPDATES, added, branch, snapshot
+from tests.spec.test_updates import FIRST, NEW_FIELD, UPDATES, added, branch, expired, snapshot
 
 NAMES = sorted((UPDATES.keys() - {"add-schema"}) | {"evolve", "append", "remove-snapshots"})
 WITHOUT_REQUIREMENT = {
@@ -42,7 +42,7 @@ def applied(name: str, before: TableMetadata) -> TableMetadata:
         new = snapshot(root_manifest=None, manifest_list="s3://list", sequence_number=number)
         updates = [added(new), branch("main", 99)]
     elif name == "remove-snapshots":
-        updates = [RemoveSnapshotsUpdate(snapshot_ids=[FIRST])]
+        return without_expired(before, expired(before, FIRST), None, before.last_updated_ms)
     else:
         updates = [UPDATES[name][0]]
     return update_table_metadata(before, updates)
