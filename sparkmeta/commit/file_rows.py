@@ -27,8 +27,7 @@ from sparkmeta.spec.entry import COUNTS, METRICS_MAP_IDS, ContentType
 # -- Convert rows of files to entries of a V4 tree --------------------------------------------------------------------
 
 
-# Columns of `inspect.files` -> fields of the content entry.
-_FIELDS = {
+FIELDS = {
     "content": "content_type",
     "file_path": "location",
     "file_format": "file_format",
@@ -41,8 +40,10 @@ _FIELDS = {
     "sort_order_id": "sort_order_id",
     "referenced_data_file": "referenced_file",
 }
+"""Columns of `inspect.files` -> fields of the content entry."""
+
 # Fields of the content entry -> the columns that they are derived from.
-_COLUMNS = {field: column for column, field in _FIELDS.items()} | {
+_COLUMNS = {field: column for column, field in FIELDS.items()} | {
     "deletion_vector": "content_offset",
     "deletion_vector.offset": "content_offset",
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
@@ -51,7 +52,7 @@ SEQUENCE_NUMBER = "explicit_sequence_number"
 """A column that new files may have: their data sequence numbers; null for the commit's number."""
 
 DESCRIPTION_COLUMNS = (
-    *_FIELDS,
+    *FIELDS,
     "content_offset",
     "content_size_in_bytes",
     PARTITION,
@@ -119,7 +120,7 @@ class FileRows:
                 or content.
         """
         row_count = len(files)
-        values = {field: self._values(files, column, field) for column, field in _FIELDS.items()}
+        values = {field: self._values(files, column, field) for column, field in FIELDS.items()}
         values["content_type"] = pc.fill_null(values["content_type"], 0)
         values["partition_spec_id"] = pc.fill_null(values["partition_spec_id"], self.default_spec)
         values["file_format"] = pc.utf8_lower(values["file_format"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ from sparkmeta.commit.new_files import (
     listed_rows,
     partitions_of,
 )
-from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
+from sparkmeta.commit.other_table import new_vectors, refuse_deletes, refuse_other_deletes, table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.entries import relation
 from sparkmeta.entries.live import is_kind
@@ -174,10 +174,10 @@ class FileWriter:
         Raises:
             ValidationError: a deletion vector is older than its data file.
         """
-        files = table_files(source, self.state, self.form, self.options)
-        if not len(files.deletes):
+        rows = new_vectors(replace(source, sessions=self.state.sessions), self.state)
+        if rows is None:
             return NewFiles()
-        vectors = files.vectors(self.state)
+        vectors = self._entries(rows)
         if self.form.layout.colocates:
             # All of them are vectors of the table's data files.
             return self._of_new_data(few_or_many(vectors, self.state), _DELETES, added)[0]

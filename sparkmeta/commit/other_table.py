@@ -19,15 +19,16 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Scope, choose
 from sparkmeta.commit.compaction_job import RewriteJob
-from sparkmeta.commit.leaves import converted_deletes, partition_stats
+from sparkmeta.commit.file_rows import FIELDS
+from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.entries.live import live_counts
-from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, PARTITION
 from sparkmeta.entries.tally import KindCount, Tally
-from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.expr.bounds import reads_as
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.sorting import SortOrder
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.new_snapshot import SnapshotNames
     from sparkmeta.commit.options import TreeOptions
@@ -270,11 +271,12 @@ def _order_fields(order: SortOrder) -> list[tuple[int, str, str, str]]:
 # -- The deletes of another table whose files a commit adds -----------------------------------------------------------
 
 
-# Maximum number of deletion vectors without a live data file that a commit to a manifest list leaves out.
-_MOST_DANGLING = 10_000
 DATA_SEQUENCE = "data_sequence"
 _DELETE_TYPES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
-_DELETE_COLUMNS = ("content_type", "location", "file_format", "referenced_file", "version_info")
+# Columns of `inspect.files` that deletion vectors have -> paths in entries. The ids of partition specs differ.
+_VECTOR_COLUMNS = {
+    column: field for column, field in FIELDS.items() if field not in ("equality_ids", "sort_order_id")
+} | {"content_offset": "deletion_vector.offset", "content_size_in_bytes": "deletion_vector.size_in_bytes"}
 
 
 def live_deletes(source: TableState) -> pa.Table:
@@ -322,7 +324,51 @@ def refuse_other_deletes(source: TableState, target: TableState) -> None:
         )
 
 
-def matched(deletes: DataFrame, source: TableState) -> DataFrame:
+def new_vectors(source: TableState, target: TableState) -> DataFrame | None:
+    """Return the deletion vectors of a table's live data files as rows of `inspect.files` of another. Runs jobs.
+
+    Args:
+        source: a table without other deletes.
+        target: the other table.
+
+    Returns:
+        The rows; None if the table has no deletes.
+
+    Raises:
+        ValidationError: a deletion vector is older than its data file, or a manifest has another number of deletes than
+            its list counts.
+    """
+    manifests = live_deletes(source)
+    if not len(manifests):
+        return None
+    match = table_match(source, target, _spec_ids(source, manifests))
+    vectors = materialize(_with_data_sequence(_live_deletes(source), source))
+    if VECTORS not in manifests.column("file_format").to_pylist():  # data leaves don't count their deletion vectors
+        _check_count(source, manifests, vectors.count(), "deletes")
+    _refuse_older(vectors, source, target)
+    rows = vectors.where(F.col(DATA_SEQUENCE).isNotNull())
+    columns = {column: F.col(path) for column, path in _VECTOR_COLUMNS.items()}
+    columns["spec_id"] = _by_spec({spec_id: F.lit(same) for spec_id, same in match.specs.items()})
+    return rows.select(*(value.alias(name) for name, value in columns.items()), *_partition(source, target, match))
+
+
+def _partition(source: TableState, target: TableState, match: TableMatch) -> list[Column]:
+    """Return `partition`, with the other table's names of the fields; nothing if there are no partition fields."""
+    values: dict[str, dict[int, Column]] = {}
+    for spec_id, same in match.specs.items():
+        for field, target_field in zip(source.specs[spec_id].fields, target.specs[same].fields, strict=True):
+            if not isinstance(field.transform, VoidTransform):
+                name = target.types.partition_field_names[target_field.field_id]
+                values.setdefault(name, {})[spec_id] = F.col(f"{PARTITION}.`{field.field_id}`")
+    fields = [_by_spec(of_spec).alias(name) for name, of_spec in values.items()]
+    return [F.struct(*fields).alias(PARTITION)] if fields else []
+
+
+def _by_spec(values: Mapping[int, Column]) -> Column:
+    return F.coalesce(*(F.when(F.col("partition_spec_id") == spec_id, value) for spec_id, value in values.items()))
+
+
+def _with_data_sequence(deletes: DataFrame, source: TableState) -> DataFrame:
     """Return deletion vectors with `DATA_SEQUENCE`, the sequence number of their live data file, or null without one.
 
     Args:
@@ -334,11 +380,11 @@ def matched(deletes: DataFrame, source: TableState) -> DataFrame:
     return deletes.join(data, F.col("referenced_file") == F.col("_path"), "left").drop("_path")
 
 
-def refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> None:
+def _refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> None:
     """Refuse deletion vectors that are older than their data file, since `source` can't be read with them. Runs a job.
 
     Args:
-        vectors: rows of `matched` with `location` and `version_info`.
+        vectors: rows of `_with_data_sequence` with `location` and `version_info`.
     """
     is_older = F.col(DATA_SEQUENCE) > F.col("version_info.sequence_number")
     for older in vectors.where(is_older).select("referenced_file", "location").limit(1).collect():
@@ -348,27 +394,27 @@ def refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> 
         )
 
 
-def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
-    """Return the data files of deletion vectors that are not live. Runs jobs.
-
-    Raises:
-        ValidationError: a deletion vector is older than its data file.
-        UnsupportedError: there are more deletion vectors than the tasks of a commit can leave out.
-    """
-    vectors = materialize(matched(_live_deletes(source), source))
-    refuse_older(vectors, source, target)
-    dangling_rows = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
-    paths = [row.referenced_file for row in dangling_rows.collect()]
-    if len(paths) > _MOST_DANGLING:
-        raise UnsupportedError(
-            f"{target.metadata.location}: {source.metadata.location} has more than {_MOST_DANGLING} deletion vectors "
-            f"without a live data file, such as that of {paths[0]}: remove_dangling_deletes removes them"
-        )
-    return frozenset(paths)
-
-
 def _live_deletes(source: TableState) -> DataFrame:
-    return source.live_entries(live_deletes(source), source.projection(_DELETE_COLUMNS))
+    columns = {path.partition(".")[0] for path in _VECTOR_COLUMNS.values()}
+    return source.live_entries(live_deletes(source), source.projection({*columns, "version_info"}))
+
+
+def _check_count(source: TableState, manifests: pa.Table, count: int, what: str) -> None:
+    """Compare a number of live files with the counts of their manifests, rows of `source.manifests`."""
+    counts = live_files(manifests)
+    if not counts.null_count and (expected := pc.sum(counts).as_py() or 0) != count:
+        raise ValidationError(
+            f"{source.metadata.location}: the snapshot counts {expected} live {what}: its manifests have {count}"
+        )
+
+
+def _spec_ids(source: TableState, manifests: pa.Table) -> set[int]:
+    """Return the partition specs of manifests, rows of `source.manifests`, and of the files in the root."""
+    spec_ids = set(manifests.column("partition_spec_id").to_pylist())
+    if source.tree is not None:
+        files = source.tree.root.of((ContentType.DATA, ContentType.POSITION_DELETES))
+        spec_ids.update(files.column("partition_spec_id").to_pylist())
+    return spec_ids
 
 
 # -- The live files of another table, for a commit that adds them -----------------------------------------------------
@@ -388,14 +434,12 @@ class TableFiles:
         job: reads the table's manifests and writes leaves of the other table.
         choice: the groups of data manifests that are read together.
         count: the number of data files.
-        deletes: the live delete manifests, rows of `state.manifests`.
     """
 
     state: TableState
     job: RewriteJob
     choice: CompactionGroups
     count: int
-    deletes: pa.Table
 
     def entries(self) -> pa.Table:
         """Read a few data files and return them as entries of the other table. Runs a job."""
@@ -408,20 +452,6 @@ class TableFiles:
         """Write the data files to leaves of the other table and return the leaves' root entries. Runs jobs."""
         new_leaves = [group.new_leaves for group in self.job.data(self.choice.data)]
         return pa.concat_tables([self.job.form.schema.empty_table(), *new_leaves]).combine_chunks()
-
-    def vectors(self, target: TableState) -> DataFrame:
-        """Return the deletion vectors of the data files as entries of the other table. Runs jobs.
-
-        Deletion vectors whose data file is no longer live are left out. The table has no other deletes.
-
-        Raises:
-            ValidationError: a deletion vector is older than its data file.
-        """
-        assert self.job.adoption is not None
-        vectors = materialize(matched(converted_deletes(self.state, self.deletes), self.state))
-        refuse_older(vectors, self.state, target)
-        of_live = vectors.where(F.col(DATA_SEQUENCE).isNotNull()).drop(DATA_SEQUENCE)
-        return map_arrow(of_live, self.job.adoption.batches, self.job.form.schema)
 
 
 def table_files(source: TableState, target: TableState, form: LeafFormat, options: TreeOptions) -> TableFiles:
@@ -445,7 +475,7 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
     scope = _scope(state, root, frozenset(_ordinals(data) + _ordinals(files)), target, options)
     job = RewriteJob(state, scope, task_reader(state), form.name, adoption=converter, adopted=form)
     count = len(files) + sum(_live_counts(root, data).values())
-    return TableFiles(state, job, choose(scope), count, deletes)
+    return TableFiles(state, job, choose(scope), count)
 
 
 def _as_tree(state: TableState) -> TableState:
@@ -523,39 +553,22 @@ class ListedTable:
             CorruptFileError: a manifest is damaged.
         """
         manifests = live_manifests(self.source.data_manifests)
-        written = self._written(manifests, ContentType.DATA_MANIFEST, frozenset())
-        self._check_count(manifests, file_count(written), "data files")
-        return _listed_files(written, FileKind.DATA)
-
-    def vectors(self) -> ListedFiles:
-        """Write the deletion vectors of live data files, of a source without other deletes. Runs jobs if there are any.
-
-        Raises the same errors as `data_files`, and ValidationError if a vector is older than its data file.
-        """
-        manifests = live_deletes(self.source)
-        if not len(manifests):
+        written = self._written(manifests)
+        count = file_count(written)
+        _check_count(self.source, manifests, count, "data files")
+        if not count:
             return ListedFiles()
-        dangling = dangling_paths(self.source, self.target)
-        written = self._written(manifests, ContentType.DELETE_MANIFEST, dangling)
-        self._check_count(manifests, file_count(written) + len(dangling), "deletes")
-        return _listed_files(written, FileKind.DELETION_VECTOR)
+        records, size = (pc.sum(written.column(name)).as_py() or 0 for name in ("added_rows_count", SIZE))
+        tally = Tally({FileKind.DATA: KindCount(count, records, size)}, None)
+        return ListedFiles(leaves=written.drop_columns([SIZE]), tally=tally)
 
-    def _check_count(self, manifests: pa.Table, count: int, what: str) -> None:
-        """Compare the number of files with the counts of manifests, which deletion vectors in data leaves lack."""
-        counts, table = live_files(manifests), self.source.metadata.location
-        if VECTORS in manifests.column("file_format").to_pylist():
-            return
-        if not counts.null_count and (expected := pc.sum(counts).as_py() or 0) != count:
-            raise ValidationError(f"{table}: the snapshot counts {expected} live {what}: its manifests have {count}")
-
-    def _written(self, manifests: pa.Table, content: ContentType, dangling: frozenset[str]) -> pa.Table:
+    def _written(self, manifests: pa.Table) -> pa.Table:
         """Write the live files of manifests, rows of `source.manifests`, and return rows of `SIZED_MANIFEST_SCHEMA`."""
         reader, projection = self.source.reader, self.source.projection(_COLUMNS)
-        match = table_match(self.source, self.target, self._spec_ids(manifests))
+        match = table_match(self.source, self.target, _spec_ids(self.source, manifests))
         on_driver = reader.fits_driver(manifests, MOST_WIDE_ENTRIES)
         decoder = reader.decoder(Placement.DRIVER) if on_driver else self._task_decoder()
-        specs = self._specs(match, content)
-        tasks = TableTasks(decoder, projection, match, specs, self.names.snapshot_id, dangling)
+        tasks = TableTasks(decoder, projection, match, self._specs(match), self.names.snapshot_id)
         target_bytes = ListOptions.of(self.target.metadata).target_bytes
         units = _units(reader.task_parts(manifests, projection), target_bytes)
         with translated_errors():
@@ -574,20 +587,12 @@ class ListedTable:
         files = task_reader(self.source)
         return EntryDecoder(files, self.source.reader.trees, self.source.types.locations, files)
 
-    def _spec_ids(self, manifests: pa.Table) -> set[int]:
-        """Return the partition specs of manifests and of the files in the root."""
-        spec_ids = set(manifests.column("partition_spec_id").to_pylist())
-        if self.source.tree is not None:
-            files = self.source.tree.root.of((ContentType.DATA, ContentType.POSITION_DELETES))
-            spec_ids.update(files.column("partition_spec_id").to_pylist())
-        return spec_ids
-
-    def _specs(self, match: TableMatch, content: ContentType) -> dict[int, AdoptedSpec]:
+    def _specs(self, match: TableMatch) -> dict[int, AdoptedSpec]:
         """Return the source's partition specs, by id, with the formats of their new manifests."""
         name = self.names.file("m")
         return {
             spec_id: AdoptedSpec(
-                manifest_format(self.target, content, target_spec_id, name),
+                manifest_format(self.target, ContentType.DATA_MANIFEST, target_spec_id, name),
                 tuple(
                     None if isinstance(field.transform, VoidTransform) else field.field_id
                     for field in self.source.specs[spec_id].fields
@@ -595,16 +600,6 @@ class ListedTable:
             )
             for spec_id, target_spec_id in match.specs.items()
         }
-
-
-def _listed_files(written: pa.Table, kind: FileKind) -> ListedFiles:
-    """Return the files in written manifests, rows of `SIZED_MANIFEST_SCHEMA`."""
-    if not len(written):
-        return ListedFiles()
-    count = KindCount(
-        file_count(written), *(pc.sum(written.column(name)).as_py() or 0 for name in ("added_rows_count", SIZE))
-    )
-    return ListedFiles(leaves=written.drop_columns([SIZE]), tally=Tally({kind: count}, None))
 
 
 def _units(parts: pa.Table, target_bytes: int) -> pa.Table:

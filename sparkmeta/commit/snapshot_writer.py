@@ -22,10 +22,11 @@ from sparkmeta.commit.new_files import ListedFiles, NewFiles
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, blob_loader, with_root
 from sparkmeta.commit.next_root import TreeChange, spent_leaves, without_owners
 from sparkmeta.commit.options import ListOptions, TreeOptions
-from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_other_deletes
+from sparkmeta.commit.other_table import ListedTable, new_vectors, refuse_deletes, refuse_other_deletes
 from sparkmeta.entries.live import may_be_live
 from sparkmeta.manifests.v4.root import in_files, same_manifest_dv
 from sparkmeta.spec.bitmap import write_deletion_vector
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
 if TYPE_CHECKING:
@@ -145,19 +146,17 @@ class ListWriter:
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_table`."""
-        table = self._table(source)
+        source = replace(source, sessions=self.state.sessions)
         if with_deletes:
-            refuse_other_deletes(table.source, self.state)
+            refuse_other_deletes(source, self.state)
         else:
-            refuse_deletes(table.source, self.state)
-        return table.data_files()
+            refuse_deletes(source, self.state)
+        return ListedTable(source, self.state, self.names).data_files()
 
-    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:  # noqa: ARG002
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add_vectors`."""
-        return self._table(source).vectors()
-
-    def _table(self, source: TableState) -> ListedTable:
-        return ListedTable(replace(source, sessions=self.state.sessions), self.state, self.names)
+        rows = new_vectors(replace(source, sessions=self.state.sessions), self.state)
+        return self.nothing if rows is None else self.add(rows, (int(ContentType.POSITION_DELETES),), added)
 
     @property
     def _rewriter(self) -> ManifestRewriter:

@@ -142,11 +142,11 @@ class ManifestTasks(SortedManifests):
             yield from self.cut_entries(bounds, entries)
 
 
-# -- Write another table's live files to Avro manifests ---------------------------------------------------------------
+# -- Write another table's live data files to Avro manifests ----------------------------------------------------------
 
 
 SIZE = "files_size"
-"""A column added to rows of manifests: the total bytes of their files, or of the blobs of deletion vectors."""
+"""A column added to rows of manifests: the total bytes of their files."""
 
 SIZED_MANIFEST_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(SIZE, pa.int64()))
 
@@ -177,14 +177,13 @@ class AdoptedSpec:
 
 @dataclass(frozen=True)
 class TableTasks:
-    """Reads entries of another table and writes the entries of live files to manifests. Picklable.
+    """Reads entries of another table and writes the entries of live data files to manifests. Picklable.
 
     Attributes:
         projection: all columns of content entries except the first row id, plus metrics maps and `partition`.
         match: checks the entries, and maps their ids.
         specs: the other table's partition specs by id.
         snapshot_id: the snapshot that adds the files.
-        dangling: data files whose deletion vectors are left out.
     """
 
     decoder: EntryDecoder
@@ -192,7 +191,6 @@ class TableTasks:
     match: TableMatch
     specs: Mapping[int, AdoptedSpec]
     snapshot_id: int
-    dangling: frozenset[str]
 
     def write_units(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the files of each list of parts of manifests, and yield rows of `SIZED_MANIFEST_SCHEMA`."""
@@ -232,11 +230,7 @@ class TableTasks:
         Raises:
             ValidationError: an entry breaks a rule of the field matrix.
         """
-        is_kept = is_live(batch)
-        if self.dangling:
-            paths = pa.array(sorted(self.dangling), pa.string())
-            is_kept = pc.and_(is_kept, pc.invert(pc.is_in(batch.column("referenced_file"), paths)))
-        files = batch.filter(is_kept)
+        files = batch.filter(is_live(batch))
         for name, values in content_columns(files).items():
             files = files.set_column(files.schema.get_field_index(name), name, values)
         self.match.check(checked_table({name: files.column(name) for name in files.schema.names}))

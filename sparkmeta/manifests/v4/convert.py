@@ -262,11 +262,6 @@ class Adoption(TableMatch):
         columns[CONTENT_STATS] = self._stats(columns[CONTENT_STATS])
         return pa.Table.from_arrays([columns[field.name] for field in self.schema], schema=self.schema)
 
-    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert batches, for `map_arrow`."""
-        for batch in batches:
-            yield from self(pa.Table.from_batches([batch])).to_batches()
-
     def _stats(self, stats: pa.StructArray) -> pa.StructArray:
         by_id = dict(zip((int(field.name) for field in stats.type), stats.flatten(), strict=True))
         kind = self.schema.field(CONTENT_STATS).type
