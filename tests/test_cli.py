@@ -92,7 +92,7 @@ ROW_OPTIONS = (["--where", "record_count > 5"], ["--columns", "file_path"], ["--
 WITH_FILES = (
     "compact", "rewrite-manifests", "expire-snapshots", "remove-orphan-files", "remove-dangling-deletes",
     "rewrite-data-files", "rewrite-position-delete-files", "convert-equality-deletes", "compute-partition-stats",
-    "downgrade", "convert-tree", "rewrite-table-path", "repair",
+    "downgrade", "convert-tree", "rewrite-table-path", "repair", "expire-rows",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 from pyiceberg.exceptions import NoSuchTableError
 
+import sparkmeta as sm
 from sparkmeta import Table, ValidationError, load_table
 from sparkmeta.cli import main as cli
 from sparkmeta.cli.job import job_parser, run_job
@@ -118,6 +119,19 @@ def test_a_rewrite_of_data_files(spark: SparkSession, tmp_path: Path, soak: bool
     assert rows_of(table.refresh()) == sorted(ordinary(0, 20), key=repr)
 
 
+def test_old_rows_go(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
+    if not soak:
+        pytest.skip("the slice submits one job of maintenance")
+    rows = spark.sql("SELECT id, date_add(DATE'2026-01-01', CAST(id AS INT)) AS day FROM range(10)")
+    catalog = sm.load_catalog("jobs", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.days", rows.schema, partition_by=["day"], spark=spark).append(rows)
+    options = ["--column", "day", "--older-than", "2026-01-05"]
+    done = submit("expire_rows.py", "--table", table.location(), *options, "--commit")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["committed"]["deleted_data_files"] == 4
+    assert table.refresh().scan().count() == 6
+
+
 def test_a_table_moves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
     if not soak:
         pytest.skip("the slice submits one job of maintenance")
@@ -164,7 +178,7 @@ def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> 
 def test_every_job_is_submitted() -> None:
     of_catalogs = {"rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"}
     elsewhere = {"serve.py"}  # tests/service/test_command.py
-    alone = {"plan_table.py", "maintain.py", "rewrite_data_files.py", "rewrite_table_path.py"}
+    alone = {"plan_table.py", "maintain.py", "rewrite_data_files.py", "rewrite_table_path.py", "expire_rows.py"}
     submitted = {*TREE_JOBS, *of_catalogs, *elsewhere, *alone}
     assert {path.name for path in JOBS.glob("*.py")} - submitted == {"demo.py", "demo_table.py", "demo_tree.py"}
 

@@ -298,6 +298,12 @@ def _deleted(committed: Mapping[str, Any]) -> list[str]:
     return [counts, *(f"  {problem}" for problem in committed["problems"])]
 
 
+def _removed_rows(committed: Mapping[str, Any]) -> list[str]:
+    files, deletes = counted(committed["deleted_data_files"], "data file"), committed["added_position_deletes"]
+    rows = f"{committed['deleted_records']:,} rows of removed files, {deletes:,} by deletes of positions"
+    return [f"snapshot {committed['snapshot_id']}: {files} removed; deleted: {rows}"]
+
+
 def metadata_written(committed: Mapping[str, Any]) -> list[str]:
     """Return the line about a new metadata file; see `MaintenanceCommand.outcome`."""
     return [f"written: {committed['metadata_location']}"]
@@ -381,6 +387,18 @@ OPERATIONS = {
         _deleted,
         _SIZES,
         "files that are no longer needed",
+    ),
+    "expire_rows": MaintenanceCommand(
+        "Delete the rows that are older than a time, by a column of dates or timestamps.\n\nFiles whose rows are all "
+        "older are removed without being opened.",
+        _removed_rows,
+        (
+            TextColumn("path", "file_path", "path"),
+            TextColumn("all rows", "all_rows"),
+            TextColumn("rows", "record_count", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "files that may have rows to delete",
     ),
     "remove_orphan_files": MaintenanceCommand(
         "Delete files in a table's folder that the table does not need.",

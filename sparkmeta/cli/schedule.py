@@ -173,6 +173,7 @@ JOBS = (
     Check(),
     Job("upgrade", by_plan=True, suits=_of_earlier_version),
     Job("downgrade", by_plan=True, suits=_of_trees),
+    Job("expire_rows", by_plan=True, suits=_takes_rows),
     Job("convert_equality_deletes", suits=_has_deletes),
     Job("rewrite_data_files", suits=_takes_rows),
     Job("rewrite_position_delete_files", suits=_has_deletes),

@@ -195,7 +195,7 @@ _CALLED: Final = (
 # Operations of `Maintenance`, and what reads the table's manifests: their plan, only their commit, or nothing.
 _PLAN, _COMMIT, _NOTHING = "plan", "commit", "nothing"
 _MAINTENANCE: Final = {
-    "expire_snapshots": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
+    "expire_snapshots": _PLAN, "expire_rows": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
     "remove_dangling_deletes": _PLAN, "rewrite_position_delete_files": _PLAN, "rewrite_manifests": _COMMIT,
     "convert_equality_deletes": _PLAN, "compact_manifests": _COMMIT, "compute_partition_stats": _PLAN,
     "compute_table_stats": _PLAN, "rewrite_table_path": _PLAN, "repair": _PLAN,

@@ -17,6 +17,7 @@ from sparkmeta.maintain.convert_equality_deletes import (
 from sparkmeta.maintain.convert_tree import ConversionPlan, ConvertTreeOptions, plan_conversion
 from sparkmeta.maintain.dangling_deletes import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.downgrade import DowngradeOptions, DowngradePlan, plan_downgrade
+from sparkmeta.maintain.expire_rows import RowExpiryOptions, RowExpiryPlan, plan_row_expiry
 from sparkmeta.maintain.expire_snapshots import ExpiryOptions, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.file_groups import DataRewriteOptions
 from sparkmeta.maintain.health import HealthReport, examine
@@ -190,6 +191,21 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
         return plan_expiry(self.table, options)
+
+    @takes_options(RowExpiryOptions)
+    def expire_rows(self, options: RowExpiryOptions) -> RowExpiryPlan[TableT]:
+        """Plan to delete the rows that are older than a time: `maintenance.expire_rows("sold_at", a_year_ago)`.
+
+        Files whose rows are all older, as partitions and metrics prove, are removed without being opened. The older
+        rows of other files are deleted as by `table.delete`, by the mode in the property `write.delete.mode`. A row
+        without a value is never deleted. `older_than` is a datetime with a time zone, or milliseconds since 1970. For a
+        column of dates or of timestamps without a zone, it is taken in UTC.
+
+        Raises:
+            ValidationError: an option is out of range, the column or branch is unknown, or the column has another type.
+            UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
+        """
+        return plan_row_expiry(self.table, options)
 
     @takes_options(OrphanOptions)
     def remove_orphan_files(self, options: OrphanOptions) -> OrphanPlan[TableT]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import pytest
@@ -24,10 +24,6 @@ def test_each_operation_is_a_command_and_a_job() -> None:
     }
 
 
-# Options that are arguments without a default, or with one that the help names.
-REQUIRED = ("format_version", "layout", "source_prefix", "target_prefix")
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_and_help_describe_the_options(name: str) -> None:
     method: Any = METHODS[name]
@@ -36,8 +32,10 @@ def test_methods_and_help_describe_the_options(name: str) -> None:
     assert sorted(parameters) == sorted(["self", *names])
     assert {parameter.name: parameter.default for parameter in parameters.values()} == {
         "self": inspect.Parameter.empty,
-        **{field.name: field.default for field in fields(method.options) if field.name not in REQUIRED},
-        **{name: inspect.Parameter.empty for name in names if name in REQUIRED},
+        **{
+            field.name: inspect.Parameter.empty if field.default is MISSING else field.default
+            for field in fields(method.options)
+        },
     }
     described = method.__doc__.partition("\n\nArgs:\n")[2].partition("\n\nRaises:")[0]
     command = {"compact_manifests": "compact"}.get(name, name.replace("_", "-"))

@@ -1,0 +1,218 @@
+"""Delete the rows that are older than a time, by a column of dates or timestamps: the retention of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import BooleanExpression, LessThan
+from pyiceberg.types import DateType, TimestampNanoType, TimestampType, TimestamptzNanoType, TimestamptzType
+
+from sparkmeta.checks import NAME, described, option
+from sparkmeta.commit.new_snapshot import branch_head
+from sparkmeta.commit.options import BranchOptions
+from sparkmeta.entries.live import is_kind
+from sparkmeta.entries.relation import collected, few_or_many, frame_of, grouped, select, some_columns, where
+from sparkmeta.errors import ValidationError, shown, translated_errors
+from sparkmeta.expr import sql
+from sparkmeta.maintain.expire_snapshots import to_millis
+from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
+from sparkmeta.operations.table_operations import TableT, refuse_read_only
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries, public_partition
+from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.progress import planning
+from sparkmeta.snapshot.search import live_relation
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import summary_number
+from sparkmeta.write.transaction import RowTransaction
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.entries.relation import Relation
+
+_ZONED, _LOCAL = (TimestamptzType, TimestamptzNanoType), (TimestampType, TimestampNanoType)
+_IS_WHOLE = "all_rows"
+_COUNTS = ("deleted-data-files", "deleted-records", "added-position-deletes")
+
+
+# -- The options and numbers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowExpiryOptions(BranchOptions):
+    """See `Maintenance.expire_rows`."""
+
+    column: str = field(metadata=described("the column of dates or timestamps that says how old a row is.", NAME))
+    older_than: datetime | int = field(metadata=described("delete only rows with an earlier date or time."))
+    whole_files: bool = option(
+        False, "remove only files whose rows are all older, as partitions and metrics prove, without reading any."
+    )
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        super().check()
+        to_millis(self.older_than)
+
+    def bound(self, schema: Schema) -> str:
+        """Return the text of the date or time, as the type of the column has it. Dates and local times are in UTC.
+
+        Raises:
+            ValidationError: the table has no such column, or it has another type.
+        """
+        try:
+            kind = schema.find_field(self.column).field_type
+        except ValueError as error:
+            raise ValidationError(f"column is {shown(self.column)}: the table has no such column") from error
+        time = datetime.fromtimestamp(to_millis(self.older_than) / 1000, UTC)
+        if isinstance(kind, DateType):
+            return time.date().isoformat()
+        if not isinstance(kind, _ZONED + _LOCAL):
+            raise ValidationError(f"column is {shown(self.column)}, of type {kind}: expected a date or timestamp")
+        return (time if isinstance(kind, _ZONED) else time.replace(tzinfo=None)).isoformat()
+
+
+@dataclass(frozen=True)
+class RowExpirySummary(SnapshotPlanSummary):
+    """The old rows of a branch in numbers; `str` formats them.
+
+    Attributes:
+        column: the column that says how old a row is.
+        bound: the date or time before which rows are deleted.
+        files: the number of files that are removed, since all of their rows are older.
+        records: the number of rows in these files, including deleted ones.
+        bytes: the size of these files.
+        other_files: the number of files that may have older rows, and newer ones.
+        reads_files: whether these files are read, and their older rows are deleted.
+    """
+
+    column: str
+    bound: str
+    files: int
+    records: int
+    bytes: int
+    other_files: int
+    reads_files: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files and not (self.reads_files and self.other_files)
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: no file has only rows to delete ({self.column} < {self.bound})"
+        lines = [
+            f"{self.table}: rows are deleted where {self.column} < {self.bound}",
+            f"  {self.files} files with {self.records} rows and {self.bytes} bytes are removed",
+        ]
+        if self.other_files:
+            fate = "are read for such rows" if self.reads_files else "stay, since they have newer rows"
+            lines.append(f"  {self.other_files} other files {fate}")
+        return "\n".join(lines)
+
+
+# -- The plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowExpiryPlan(SnapshotPlan[TableT]):
+    """A plan to delete old rows, carried out by `commit`.
+
+    Attributes:
+        options: the options.
+        bound: the date or time before which rows are deleted.
+    """
+
+    _doing = "Deleting rows"
+
+    options: RowExpiryOptions
+    bound: str
+
+    @property
+    def _row_filter(self) -> BooleanExpression:
+        return LessThan(self.options.column, self.bound)  # type: ignore[arg-type, call-arg]
+
+    def to_df(self) -> DataFrame:
+        """Return one row for each file that may have rows to delete. May run jobs.
+
+        Columns: file_path, partition (if the table has partition fields), record_count, file_size_in_bytes, all_rows
+        (whether all rows are deleted, so that the file is removed without being read).
+        """
+        return frame_of(self._files, self._state)
+
+    @planning
+    def summary(self) -> RowExpirySummary:
+        """Return the plan in numbers. May run jobs."""
+        figures = {
+            "files": sql.call("sum", 1),
+            "records": sql.call("sum", sql.col("record_count")),
+            "bytes": sql.call("sum", sql.col("file_size_in_bytes")),
+        }
+        with translated_errors():
+            rows = collected(grouped(self._files, sql.columns(_IS_WHOLE), sql.named(figures))).to_pylist()
+        removed, others = ({**dict.fromkeys(figures, 0), **_row_of(rows, is_whole)} for is_whole in (True, False))
+        return RowExpirySummary(
+            self.table.full_name,
+            self._snapshot_id,
+            self.options.column,
+            self.bound,
+            removed["files"],
+            removed["records"],
+            removed["bytes"],
+            others["files"],
+            not self.options.whole_files,
+        )
+
+    @cached_property
+    def _files(self) -> Relation:
+        """The files that may have rows to delete, as `to_df` returns them."""
+        state, scan = self._state, ScanFilter.of(self._state, self._row_filter)
+        wanted = ("version_info", "content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes")
+        entries = live_relation(state, prune_manifests(scan).data, state.projection(wanted, scan.filter_ids))
+        columns = {
+            "file_path": sql.col("location"),
+            **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+            "record_count": sql.col("record_count"),
+            "file_size_in_bytes": sql.col("file_size_in_bytes"),
+            _IS_WHOLE: all_rows_match(scan),
+        }
+        files = where(matching_entries(entries, scan), is_kind(ContentType.DATA))
+        return few_or_many(select(files, sql.named(columns)), state)
+
+    def _commit(self) -> TableT:
+        if self.summary().is_empty:
+            return self.table
+        transaction, options = RowTransaction(self.table), self.options
+        if options.whole_files:
+            removed = some_columns(where(self._files, sql.col(_IS_WHOLE)), ["file_path"])
+            transaction.update_snapshot(options.branch, options.snapshot_properties).delete(removed)
+        else:
+            row_filter, properties = self._row_filter, options.snapshot_properties
+            transaction.delete(row_filter, branch=options.branch, snapshot_properties=properties)
+        return transaction.commit()
+
+    def _outcome(self) -> dict[str, Any] | None:
+        if not self._committed or self._committed[0] is self.table:
+            return None
+        head = self._committed[0].metadata.snapshot_by_name(self.options.branch)
+        if head is None or head.snapshot_id == self._snapshot_id:
+            return None
+        counts = {name: summary_number(head, name) or 0 for name in _COUNTS}
+        return {"snapshot_id": head.snapshot_id} | {name.replace("-", "_"): count for name, count in counts.items()}
+
+
+def _row_of(rows: list[dict[str, Any]], is_whole: bool) -> dict[str, Any]:
+    return next((row for row in rows if row[_IS_WHOLE] == is_whole), {})
+
+
+def plan_row_expiry(table: TableT, options: RowExpiryOptions) -> RowExpiryPlan[TableT]:
+    """See `Maintenance.expire_rows`."""
+    options.check()
+    refuse_read_only(table)
+    state = branch_head(table.state, options.branch)
+    return RowExpiryPlan(table, state, options, options.bound(state.metadata.schema()))
