@@ -6,7 +6,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkmeta.catalog.recovery import Recovery, RecoveryPlan
+    from sparkmeta.fleet.health import FleetHealth
     from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.maintain.take_in import TakeIn, TakeInPlan
     from sparkmeta.session import SessionSource
@@ -343,6 +344,34 @@ class Catalog(HoldsViews):
 
         table = self.load_table(identifier, spark)
         return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
+
+    def health(
+        self,
+        pattern: str = "*",
+        *,
+        spark: SparkSession | None = None,
+        at_once: int | None = None,
+        **thresholds: Any,
+    ) -> FleetHealth:
+        """Examine the health of all tables whose names match a pattern: `print(catalog.health("sales.*"))`.
+
+        Several tables are examined at once, small ones without Spark and large ones by jobs, as by
+        `table.maintenance.health()`. A table that can't be loaded or examined is a row with its error. Nothing changes.
+
+        Args:
+            pattern: a name, in which `*` and `?` stand for any characters.
+            spark: a session for large tables.
+            at_once: the number of tables that are examined at once. Defaults to the number of processors, at least 4.
+            thresholds: the arguments of `table.maintenance.health()`. All tables need columns that are named.
+
+        Raises:
+            NoSuchTableError: the pattern matches no table.
+            ValidationError: an argument is out of range.
+        """
+        from sparkmeta.fleet.health import examine_tables
+        from sparkmeta.maintain.health_findings import HealthOptions
+
+        return examine_tables(self, pattern, spark, at_once, HealthOptions(**thresholds))
 
     @property
     def _deletes_files(self) -> bool:

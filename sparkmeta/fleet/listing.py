@@ -1,0 +1,119 @@
+"""Choose tables of a catalog by patterns of their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol
+
+from sparkmeta.checks import NAME
+from sparkmeta.errors import NoSuchTableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.session import SessionSource
+    from sparkmeta.table import Table
+
+Identifier = tuple[str, ...]
+
+
+class Tables(Protocol):
+    """What this room needs of a catalog, whose room is above it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sessions(self) -> SessionSource: ...
+
+    def list_tables(self, namespace: Identifier, /) -> list[Identifier]: ...
+
+    def list_namespaces(self, namespace: Identifier, /) -> list[Identifier]: ...
+
+    def load_table(self, identifier: Identifier, /, spark: SparkSession | None = None) -> Table: ...
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tables of a catalog.
+
+    Attributes:
+        tables: their identifiers.
+        problems: namespaces that can't be listed, as patterns -> the error.
+    """
+
+    tables: list[Identifier]
+    problems: dict[str, Exception]
+
+    @staticmethod
+    def of(catalog: Tables) -> Listing:
+        """List a catalog, without the namespaces that can't be listed."""
+        listing = Listing([], {})
+        pending: list[Identifier] = [()]
+        while pending:
+            namespace = pending.pop()
+            try:
+                listing.tables.extend(catalog.list_tables(namespace) if namespace else ())
+                pending += catalog.list_namespaces(namespace)
+            except Exception as error:  # noqa: BLE001  tables of other namespaces are chosen all the same
+                listing.problems[".".join((*namespace, "*"))] = error
+        return listing
+
+    def exact(self, name: str) -> list[Identifier]:
+        """Return the identifiers that a name means, if it has no wildcards or is the name of an existing table."""
+        listed = [identifier for identifier in self.tables if ".".join(identifier) == name]
+        return listed if listed or has_wildcard(name) else [tuple(name.split("."))]
+
+    def matching(self, pattern: str) -> list[Identifier]:
+        """Return the identifiers that a pattern matches, in their order."""
+        return sorted(identifier for identifier in self.tables if matches(identifier, pattern))
+
+    def problems_of(self, pattern: str) -> dict[str, Exception]:
+        """Return the problems of namespaces in which a pattern may have tables."""
+        return {below: error for below, error in self.problems.items() if _may_match_below(below[:-1], pattern)}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tables that a pattern chooses, and the problems of namespaces in which it may have more."""
+
+    tables: list[Identifier]
+    problems: dict[str, Exception]
+
+
+def chosen_tables(catalog: Tables, pattern: str) -> Chosen:
+    """Return the tables of a catalog that a pattern chooses. A name without wildcards needs no listing.
+
+    Raises:
+        NoSuchTableError: the pattern matches no table.
+        ValidationError: the pattern is not a text.
+    """
+    NAME.check("pattern", pattern)
+    listing = Listing.of(catalog) if has_wildcard(pattern) else Listing([], {})
+    tables = listing.exact(pattern) or listing.matching(pattern)
+    chosen = Chosen(tables, listing.problems_of(pattern))
+    if not chosen.tables and not chosen.problems:
+        raise NoSuchTableError(f"{pattern}: no table of {catalog.name} has this name")
+    return chosen
+
+
+def has_wildcard(name: str) -> bool:
+    """Return whether a name is a pattern: it has `*` or `?`, which stand for any characters."""
+    return "*" in name or "?" in name
+
+
+def matches(identifier: Identifier, pattern: str) -> bool:
+    """Return whether a pattern matches an identifier, joined by dots."""
+    return _fits(".".join(identifier), pattern)
+
+
+def _may_match_below(prefix: str, pattern: str) -> bool:
+    """Return whether a pattern may match more than a prefix: its beginning matches the prefix, and more follows."""
+    ends = range(len(pattern) + pattern.endswith("*"))
+    return any(_fits(prefix, pattern[:end]) for end in ends)
+
+
+def _fits(text: str, pattern: str) -> bool:
+    # A bracket is not a wildcard.
+    return fnmatchcase(text, pattern.replace("[", "[[]"))
