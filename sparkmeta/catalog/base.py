@@ -349,29 +349,34 @@ class Catalog(HoldsViews):
         self,
         pattern: str = "*",
         *,
-        spark: SparkSession | None = None,
+        history: str | None = None,
         at_once: int | None = None,
+        spark: SparkSession | None = None,
         **thresholds: Any,
     ) -> FleetHealth:
         """Examine the health of all tables whose names match a pattern: `print(catalog.health("sales.*"))`.
 
         Several tables are examined at once, small ones without Spark and large ones by jobs, as by
-        `table.maintenance.health()`. A table that can't be loaded or examined is a row with its error. Nothing changes.
+        `table.maintenance.health()`. A table that can't be loaded or examined is a row with its error. No table of the
+        pattern changes.
 
         Args:
             pattern: a name, in which `*` and `?` stand for any characters.
-            spark: a session for large tables.
+            history: the name of a table of this catalog to which the run appends its rows, such as `ops.table_health`.
+                It is created if it does not exist. The result then says what got worse since the last run, and its page
+                draws the last 30.
             at_once: the number of tables that are examined at once. Defaults to the number of processors, at least 4.
+            spark: a session for large tables.
             thresholds: the arguments of `table.maintenance.health()`. All tables need columns that are named.
 
         Raises:
             NoSuchTableError: the pattern matches no table.
-            ValidationError: an argument is out of range.
+            ValidationError: an argument is out of range, or `history` is another table.
         """
         from sparkmeta.fleet.health import examine_tables
         from sparkmeta.maintain.health_findings import HealthOptions
 
-        return examine_tables(self, pattern, spark, at_once, HealthOptions(**thresholds))
+        return examine_tables(self, pattern, spark, at_once, history, HealthOptions(**thresholds))
 
     @property
     def _deletes_files(self) -> bool:

@@ -543,6 +543,7 @@ _takes_file = partial(click.option, type=click.Path(dir_okay=False, writable=Tru
 @click.command("health", cls=OperationCommand, operation="health")
 @_takes_file("--html", help="Write a page with pictures.")
 @_takes_file("--prometheus", help="With --catalog: write the figures in Prometheus' text format.")
+@click.option("--history", metavar="TABLE", help="With --catalog: append the run to this table; print what got worse.")
 @takes_output
 @takes_tables
 @takes_operation
@@ -553,6 +554,7 @@ def health(
     options: Mapping[str, Any],
     html: str | None,
     prometheus: str | None,
+    history: str | None,
     as_json: bool,
 ) -> None:
     """Report what maintenance a table needs, and why. Nothing changes.
@@ -567,10 +569,10 @@ def health(
     from sparkmeta.maintain.health_findings import HealthOptions
 
     thresholds = {name: value for name, value in options.items() if value is not None}
-    if source.catalog is not None and (has_wildcard(source.table) or prometheus is not None):
-        ctx.exit(_fleet_health(source, thresholds, html, prometheus, as_json=as_json))
-    if prometheus is not None:
-        raise click.UsageError("--prometheus needs --catalog")
+    if source.catalog is not None and (has_wildcard(source.table) or prometheus or history):
+        ctx.exit(_fleet_health(source, thresholds, html, prometheus, history, as_json=as_json))
+    if prometheus or history:
+        raise click.UsageError(f"--{'prometheus' if prometheus else 'history'} needs --catalog")
     with progress("Opening the table"):
         table = source.open()
     with progress("Examining the table"):
@@ -585,13 +587,19 @@ def health(
 
 
 def _fleet_health(
-    source: Source, thresholds: Mapping[str, Any], html: str | None, prometheus: str | None, *, as_json: bool
+    source: Source,
+    thresholds: Mapping[str, Any],
+    html: str | None,
+    prometheus: str | None,
+    history: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Examine several tables, print the result, and return the exit code."""
     with progress("Opening the catalog"):
         catalog = source.open_catalog()
     with progress("Examining tables"):
-        report = catalog.health(source.table, **thresholds)
+        report = catalog.health(source.table, history=history, **thresholds)
     _save(report, html)
     if prometheus is not None:
         report.save(prometheus, "prometheus")

@@ -52,9 +52,24 @@ ROWS: Final = pa.schema(
 )
 """The columns of a table's row, without what got worse."""
 
+TREND: Final = {
+    "data_files": "data files",
+    "data_bytes": "data",
+    "manifests": "manifests",
+    "deletion_vectors": "deletion vectors",
+    "position_delete_files": "position deletes",
+    "equality_delete_files": "equality deletes",
+    "snapshots": "snapshots",
+    "unneeded_bytes": "unneeded",
+    "finding_count": "findings",
+}
+"""The columns that are drawn over time, and their titles."""
+
 ERROR: Final = "error"
 # The most pressing first.
 _ORDER = (ERROR, *SEVERITIES, None)
+# A finding is worse if it concerns more than this multiple of its former items.
+_WORSE = 1.2
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,21 @@ class TableHealth:
         return self.error or ", ".join(finding.finding for finding in self.findings) or "healthy"
 
 
+@dataclass(frozen=True)
+class Past:
+    """Earlier runs.
+
+    Attributes:
+        run_at: the time of the newest one; None if there is none.
+        rows: table -> its newest row.
+        trends: table -> its figures in the last runs, the oldest first.
+    """
+
+    run_at: datetime | None = None
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trends: Mapping[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, repr=False)
 class Examined:
     """The health of a catalog's tables, the most pressing first.
@@ -112,6 +142,7 @@ class Examined:
         examined_at: the time at which the examination began.
         seconds: its duration.
         tables: the health of each table.
+        past: earlier runs of the history; None without one.
     """
 
     catalog: str
@@ -120,6 +151,7 @@ class Examined:
     seconds: float
     tables: tuple[TableHealth, ...]
     sessions: SessionSource = field(compare=False)
+    past: Past | None = field(default=None, compare=False)
 
     @property
     def headline(self) -> str:
@@ -129,6 +161,30 @@ class Examined:
         errors = f", {failed:,} can't be examined" if failed else ""
         needs = "needs" if needy == 1 else "need"
         return f"{self.catalog}: {counted(len(self.tables), 'table')}, {needy:,} {needs} maintenance{errors}"
+
+    def worse(self) -> dict[str, list[str]]:
+        """Return what got worse since the newest earlier run of each table, by the names of tables.
+
+        This is an error where there was none, a new finding, or a finding that concerns over a fifth more items.
+        Tables without an earlier run, and without a change for the worse, are left out.
+        """
+        past = {} if self.past is None else self.past.rows
+        changes = {table.table: _worse(table, past[table.table]) for table in self.tables if table.table in past}
+        return {name: lines for name, lines in changes.items() if lines}
+
+
+def _worse(table: TableHealth, before: Mapping[str, Any]) -> list[str]:
+    if before["error"] is not None:
+        return []
+    if table.error is not None:
+        return [f"can't be examined: {table.error}"]
+    items = {finding["finding"]: finding["items"] for finding in before["findings"] or ()}
+    changes = [(finding.finding, items.get(finding.finding), finding.items) for finding in table.findings]
+    return [
+        f"{kind}: {count:,} items, new" if former is None else f"{kind}: {former:,} to {count:,} items"
+        for kind, former, count in changes
+        if former is None or count > former * _WORSE
+    ]
 
 
 def rank(table: TableHealth) -> tuple[Any, ...]:

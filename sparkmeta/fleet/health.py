@@ -20,6 +20,7 @@ import pyarrow as pa
 from sparkmeta.checks import at_least, one_of
 from sparkmeta.errors import problem_line
 from sparkmeta.fleet.examined import FIGURES, ROWS, Examined, TableHealth, figures_of, rank
+from sparkmeta.fleet.history import append_run, open_history, past_of
 from sparkmeta.fleet.listing import chosen_tables
 from sparkmeta.fleet.page import page, ranking
 from sparkmeta.maintain.health import examine, page_parts
@@ -53,9 +54,13 @@ class FleetHealth(Examined):
         finding_count int, the figures (format_version, data_files, records, data_bytes, partitions, manifests,
         plan_bytes long, overlap double, deletion_vectors, position_delete_files, equality_delete_files, snapshots,
         unneeded_bytes long), seconds double, findings array<struct<finding, severity string, items, bytes long,
-        problem, gain, job, command string>>, error string (null for an examined table).
+        problem, gain, job, command string>>, error string (null for an examined table), worse array<string> (see
+        `worse`; null without a history).
         """
-        return pa.Table.from_pylist([table.row() for table in self.tables], schema=ROWS)
+        rows = pa.Table.from_pylist([table.row() for table in self.tables], schema=ROWS)
+        worse = self.worse()
+        lines = [None if self.past is None else worse.get(table.table, []) for table in self.tables]
+        return rows.append_column("worse", pa.array(lines, pa.list_(pa.string())))
 
     def to_df(self) -> DataFrame:
         """Return the rows of `to_arrow` as a DataFrame, without a job."""
@@ -63,12 +68,14 @@ class FleetHealth(Examined):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values by name, in JSON-compatible types."""
+        past = self.past
         return {
             "catalog": self.catalog,
             "pattern": self.pattern,
             "examined_at": self.examined_at.isoformat(timespec="milliseconds"),
             "seconds": self.seconds,
-            "tables": [table.row() for table in self.tables],
+            "previous_run": None if past is None or past.run_at is None else past.run_at.isoformat(),
+            "tables": self.to_arrow().to_pylist(),
         }
 
     def to_json(self) -> str:
@@ -124,7 +131,10 @@ class FleetHealth(Examined):
         width = max((len(table.table) for table in shown), default=0)
         lines = [f"  {table.severity or '':<6}  {table.table:<{width}}  {table.line}" for table in shown]
         more = len(self.tables) - len(shown)
-        return "\n".join([self.headline, *lines, *([f"  ... {counted(more, 'more table')}"] if more else [])])
+        lines += [f"  ... {counted(more, 'more table')}"] if more else []
+        for name, changes in self.worse().items():
+            lines += [f"worse since the last run: {name}: {change}" for change in changes]
+        return "\n".join([self.headline, *lines])
 
     def __repr__(self) -> str:
         return f"FleetHealth({self.headline})"
@@ -142,7 +152,12 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def examine_tables(
-    catalog: Tables, pattern: str, spark: SparkSession | None, at_once: int | None, options: HealthOptions
+    catalog: Tables,
+    pattern: str,
+    spark: SparkSession | None,
+    at_once: int | None,
+    history: str | None,
+    options: HealthOptions,
 ) -> FleetHealth:
     """Examine the tables that a pattern chooses; see `Catalog.health`."""
     options.check()
@@ -152,6 +167,7 @@ def examine_tables(
     running = sessions.running()  # raises SessionError if the caller's session was stopped
     started, examined_at = time.perf_counter(), datetime.now(UTC)
     chosen = chosen_tables(catalog, pattern)
+    runs = None if history is None else open_history(catalog, history, running)
     examined = [TableHealth(name, error=problem_line(error)) for name, error in chosen.problems.items()]
     # Threads have no active session.
     examine_one = partial(_examined, catalog, running, options)
@@ -165,7 +181,12 @@ def examine_tables(
     finally:
         pool.shutdown(cancel_futures=True)
     seconds = round(time.perf_counter() - started, 3)
-    return FleetHealth(catalog.name, pattern, examined_at, seconds, tuple(sorted(examined, key=rank)), sessions)
+    tables = tuple(sorted(examined, key=rank))
+    past = None if runs is None else past_of(runs)
+    health = FleetHealth(catalog.name, pattern, examined_at, seconds, tables, sessions, past)
+    if runs is not None:
+        append_run(runs, examined_at, health.to_arrow())
+    return health
 
 
 def _examined(

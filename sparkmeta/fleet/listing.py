@@ -10,6 +10,9 @@ from sparkmeta.checks import NAME
 from sparkmeta.errors import NoSuchTableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from sparkmeta.session import SessionSource
@@ -31,7 +34,21 @@ class Tables(Protocol):
 
     def list_namespaces(self, namespace: Identifier, /) -> list[Identifier]: ...
 
-    def load_table(self, identifier: Identifier, /, spark: SparkSession | None = None) -> Table: ...
+    def load_table(self, identifier: str | Identifier, /, spark: SparkSession | None = None) -> Table: ...
+
+    def table_exists(self, identifier: str, /) -> bool: ...
+
+    def create_namespace_if_not_exists(self, namespace: str, /) -> None: ...
+
+    def create_table_if_not_exists(
+        self,
+        identifier: str,
+        /,
+        schema: pa.Schema,
+        *,
+        partition_by: Sequence[str] = (),
+        spark: SparkSession | None = None,
+    ) -> Table: ...
 
 
 @dataclass(frozen=True)

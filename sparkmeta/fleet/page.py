@@ -10,6 +10,8 @@ import zlib
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from sparkmeta.charts import sparkline
+from sparkmeta.fleet.examined import TREND
 from sparkmeta.maintain.health import STYLE
 from sparkmeta.text import byte_size, counted, printable
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # A browser opens a page of this many tables in seconds. The pages of other tables are left out.
 _MOST_PAGES = 1_000
+_MOST_CHANGES = 100
 _LONGEST = 300
 
 
@@ -56,6 +59,8 @@ _STYLE = """
 .sm-fleet summary { cursor: pointer; list-style: none; }
 .sm-fleet summary:hover, .sm-fleet details[open] > summary { background: var(--panel); }
 .sm-fleet details > div { padding: 14px 0 26px; max-width: 1240px; }
+.sm-fleet .trends { display: flex; flex-wrap: wrap; gap: 10px 22px; margin-bottom: 14px; }
+.sm-fleet .trends span { display: block; color: var(--soft); font-size: 12.5px; }
 .sm-fleet .row b { color: var(--soft); font-weight: 600; }
 .sm-fleet .is-error b, .sm-fleet .is-high b { color: #d0503f; }
 .sm-fleet .is-medium b { color: #d07b22; }
@@ -93,6 +98,7 @@ def _body(health: Examined, has_pages: bool) -> str:
             f"<h1>{_text(health.headline)}</h1>",
             f"<p>tables {_text(health.pattern)}, examined {when} in {health.seconds:.1f} s</p>",
             f'<div class="facts">{cells}</div>',
+            *_worse(health),
             '<p>A heading sorts the ranking, a row opens the page of its table.</p><div class="ranking">',
             f'<div class="row head">{"".join(_headings(name))}</div>',
             *_rows(health, has_pages),
@@ -144,11 +150,41 @@ def _rows(health: Examined, has_pages: bool) -> Iterator[str]:
         values = ((figure(table, key), show) for key, (_, show) in _NUMBERS.items())
         cells = "".join(f'<span class="n">{"" if value is None else show(value)}</span>' for value, show in values)
         title, severity = _text(table.line), table.severity or ""
+        trends = "".join(_trends(table, health)) if has_pages else ""
         yield (
             f'<details style="{style}"><summary class="row is-{severity}"><b>{severity}</b>'
             f'<span title="{_text(table.table)}">{_text(table.table)}</span><span title="{title}">{title}</span>{cells}'
-            f"</summary><div>{''.join(_behind(table, has_pages and number < _MOST_PAGES))}</div></details>"
+            f"</summary><div>{trends}{''.join(_behind(table, has_pages and number < _MOST_PAGES))}</div></details>"
         )
+
+
+def _worse(health: Examined) -> Iterator[str]:
+    """Yield a section on what got worse since the last run."""
+    changes = [(name, change) for name, lines in health.worse().items() for change in lines]
+    if health.past is None or health.past.run_at is None:
+        return
+    rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(change)}</dd>" for name, change in changes[:_MOST_CHANGES])
+    more = len(changes) - _MOST_CHANGES
+    rows += f"<dt></dt><dd>and {more:,} more</dd>" if more > 0 else ""
+    when = health.past.run_at.strftime("%Y-%m-%d %H:%M UTC")
+    nothing = "" if changes else "<p>Nothing.</p>"
+    kind = "finding" if changes else "healthy"
+    yield f'<section class="{kind}"><h2>Worse since {when}</h2>{nothing}<dl>{rows}</dl></section>'
+
+
+def _trends(table: TableHealth, health: Examined) -> Iterator[str]:
+    """Yield the figures of a table over the last runs, as far as they were ever more than 0."""
+    if health.past is None or not (rows := health.past.trends.get(table.table)):
+        return
+    runs = [*rows, table.row()]
+    yield '<div class="trends">'
+    for key, title in TREND.items():
+        values = [row[key] if row["error"] is None else None for row in runs]
+        if any(values):
+            show = byte_size if key.endswith("_bytes") else _count
+            ends = " to ".join("unknown" if value is None else show(value) for value in (values[0], values[-1]))
+            yield f"<div><span>{title}, {len(runs)} runs: {ends}</span>{sparkline(values, title)}</div>"
+    yield "</div>"
 
 
 def _behind(table: TableHealth, has_page: bool) -> Iterator[str]:

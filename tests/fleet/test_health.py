@@ -8,55 +8,20 @@ import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.errors import NoSuchTableError, ValidationError
-from sparkmeta.session import SessionSource
 from tests.command_line import invoke
 from tests.conftest import configured
 from tests.fleet.broken import WAYS
+from tests.fleet.catalogs import VERSIONS, catalog_of, new_table, properties_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string())])
-ROWS = pa.table({"id": [1, 2], "part": ["a", "b"]}, SCHEMA)
-VERSIONS = (1, 2, 3, 4)
-
-
-def properties_of(kind: str, folder: Path) -> dict[str, str]:
-    if kind == "hadoop":
-        return {"type": "hadoop", "warehouse": str(folder)}
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
-
-
-def catalog_of(kind: str, folder: Path) -> Any:
-    catalog = sm.load_catalog("prod", **properties_of(kind, folder))
-    catalog.create_namespace("db")
-    return catalog
-
-
-def new_table(catalog: Any, name: str, version: int = 2, appends: int = 2) -> Any:
-    table = catalog.create_table(name, SCHEMA, partition_by=["part"], format_version=version)
-    for _ in range(appends):
-        table = table.append(ROWS)
-    return table
-
-
-@pytest.fixture
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No session is started or used."""
-
-    def refuse(_: SessionSource) -> Any:
-        raise AssertionError("a session was asked for")
-
-    monkeypatch.setattr(SessionSource, "get", refuse)
-    monkeypatch.setattr(SessionSource, "running", lambda _: None)
 
 
 def by_name(health: Any) -> dict[str, dict[str, Any]]:
@@ -67,7 +32,8 @@ def by_name(health: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["hadoop", "sql"])
-def test_a_row_for_each_table(no_session: None, tmp_path: Path, kind: str) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_a_row_for_each_table(tmp_path: Path, kind: str) -> None:
     catalog = catalog_of(kind, tmp_path)
     tables = {f"db.v{version}": new_table(catalog, f"db.v{version}", version) for version in VERSIONS}
     new_table(catalog, "db.empty", appends=0)
@@ -106,7 +72,8 @@ def test_large_tables_by_jobs(spark: SparkSession, tmp_path: Path, version: int)
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_each_broken_table_is_a_row(no_session: None, tmp_path: Path, version: int) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_each_broken_table_is_a_row(tmp_path: Path, version: int) -> None:
     catalog = catalog_of("sql", tmp_path)
     for name, (break_table, _) in WAYS.items():
         break_table(new_table(catalog, f"db.{name}", version))
@@ -125,7 +92,8 @@ def test_each_broken_table_is_a_row(no_session: None, tmp_path: Path, version: i
     assert health.to_html().count("<summary") == 1 + len(WAYS)
 
 
-def test_what_is_held(no_session: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_what_is_held(tmp_path: Path) -> None:
     """The states of tables, which hold their entries, are gone when other tables are at work."""
     states: WeakSet[Any] = WeakSet()
     most = 0
@@ -155,7 +123,8 @@ def test_what_is_held(no_session: None, tmp_path: Path) -> None:
 # -- which tables -----------------------------------------------------------------------------------------------------
 
 
-def test_patterns(no_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = catalog_of("hadoop", tmp_path)
     for name in ("db.a", "db.b", "other.a", "other.p[1]"):
         new_table(catalog, name, appends=0)
@@ -199,7 +168,8 @@ def test_arguments(tmp_path: Path) -> None:
 # -- what it writes ---------------------------------------------------------------------------------------------------
 
 
-def test_texts(no_session: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_texts(tmp_path: Path) -> None:
     catalog = catalog_of("sql", tmp_path)
     new_table(catalog, "db.<b>", appends=2)
     new_table(catalog, 'db.q"\\', appends=0)
@@ -232,7 +202,8 @@ def test_texts(no_session: None, tmp_path: Path) -> None:
     assert not [*tmp_path.glob(".f*")]
 
 
-def test_the_page(no_session: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_session")
+def test_the_page(tmp_path: Path) -> None:
     catalog = catalog_of("hadoop", tmp_path)
     for name, appends in {"db.a": 1, "db.b": 3, "db.c": 2}.items():
         new_table(catalog, name, appends=appends)
@@ -258,19 +229,6 @@ def test_the_page(no_session: None, tmp_path: Path) -> None:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Any:
-    catalog_of("sql", tmp_path)
-    properties = [part for pair in properties_of("sql", tmp_path).items() for part in ("--property", "=".join(pair))]
-
-    def run(*arguments: str, code: int = 0) -> Any:
-        result = invoke(["health", "--catalog", "prod", *properties, *arguments])
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
 
 
 def test_the_command(command: Any, tmp_path: Path) -> None:
