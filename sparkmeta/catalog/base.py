@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.catalog.recovery import Recovery, RecoveryPlan
     from sparkmeta.fleet.health import FleetHealth
+    from sparkmeta.fleet.inspect import InspectTables
     from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.maintain.take_in import TakeIn, TakeInPlan
     from sparkmeta.session import SessionSource
@@ -344,6 +345,13 @@ class Catalog(HoldsViews):
 
         table = self.load_table(identifier, spark)
         return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
+
+    @property
+    def inspect(self) -> InspectTables:
+        """The metadata tables of many tables, with the column `table`: `catalog.inspect.files("sales.*")`."""
+        from sparkmeta.fleet.inspect import InspectTables
+
+        return InspectTables(self)
 
     def health(
         self,

@@ -8,7 +8,6 @@ import shlex
 import time
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,11 +20,10 @@ from sparkmeta.checks import at_least, one_of
 from sparkmeta.errors import problem_line
 from sparkmeta.fleet.examined import FIGURES, ROWS, Examined, TableHealth, figures_of, rank
 from sparkmeta.fleet.history import append_run, open_history, past_of
-from sparkmeta.fleet.listing import chosen_tables
+from sparkmeta.fleet.listing import AT_ONCE, chosen_tables, side_by_side
 from sparkmeta.fleet.page import page, ranking
 from sparkmeta.maintain.health import examine, page_parts
 from sparkmeta.maintain.health_findings import HealthOptions
-from sparkmeta.progress import progress
 from sparkmeta.session import local_frame
 from sparkmeta.text import counted
 
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 
 _KINDS = {".txt": "text", ".json": "json", ".prom": "prometheus"}
 _MOST_LINES = 50
-# Threads decode manifests on the processors and wait for stores.
-_THREADS = max(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,17 +165,8 @@ def examine_tables(
     chosen = chosen_tables(catalog, pattern)
     runs = None if history is None else open_history(catalog, history, running)
     examined = [TableHealth(name, error=problem_line(error)) for name, error in chosen.problems.items()]
-    # Threads have no active session.
     examine_one = partial(_examined, catalog, running, options)
-    pool = ThreadPoolExecutor(at_once or _THREADS, thread_name_prefix="sparkmeta-health")
-    try:
-        with progress("Examining tables", sessions) as line:
-            line.total = len(chosen.tables)
-            for table in pool.map(examine_one, chosen.tables):
-                examined.append(table)
-                line.done += 1
-    finally:
-        pool.shutdown(cancel_futures=True)
+    examined += side_by_side(chosen.tables, examine_one, at_once or AT_ONCE, "Examining tables", sessions)
     seconds = round(time.perf_counter() - started, 3)
     tables = tuple(sorted(examined, key=rank))
     past = None if runs is None else past_of(runs)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sparkmeta.checks import NAME
 from sparkmeta.errors import NoSuchTableError
+from sparkmeta.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -18,7 +21,14 @@ if TYPE_CHECKING:
     from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
 
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
 Identifier = tuple[str, ...]
+
+# Threads decode manifests on the processors and wait for stores.
+AT_ONCE = max(4, os.cpu_count() or 1)
+"""The number of tables at work at once, unless the caller chooses another."""
 
 
 class Tables(Protocol):
@@ -113,6 +123,29 @@ def chosen_tables(catalog: Tables, pattern: str) -> Chosen:
     if not chosen.tables and not chosen.problems:
         raise NoSuchTableError(f"{pattern}: no table of {catalog.name} has this name")
     return chosen
+
+
+def side_by_side(
+    items: Sequence[ItemT], function: Callable[[ItemT], ResultT], at_once: int, doing: str, sessions: SessionSource
+) -> Iterator[ResultT]:
+    """Yield the results of a function for items, in their order. Threads call it for several items at once.
+
+    Args:
+        items: the items.
+        function: the function. Its threads have no active session.
+        at_once: the number of threads.
+        doing: the text of the progress.
+        sessions: the source of the session that runs the jobs.
+    """
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="sparkmeta-fleet")
+    try:
+        with progress(doing, sessions) as line:
+            line.total = len(items)
+            for result in pool.map(function, items):
+                yield result
+                line.done += 1
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def has_wildcard(name: str) -> bool:
