@@ -347,6 +347,11 @@ class Catalog(HoldsViews):
         return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
 
     @property
+    def belongs_to_thread(self) -> bool:
+        """Whether only the thread that loaded the catalog can use it."""
+        return False
+
+    @property
     def inspect(self) -> InspectTables:
         """The metadata tables of many tables, with the column `table`: `catalog.inspect.files("sales.*")`."""
         from sparkmeta.fleet.inspect import InspectTables

@@ -166,7 +166,7 @@ def examine_tables(
     runs = None if history is None else open_history(catalog, history, running)
     examined = [TableHealth(name, error=problem_line(error)) for name, error in chosen.problems.items()]
     examine_one = partial(_examined, catalog, running, options)
-    examined += side_by_side(chosen.tables, examine_one, at_once or AT_ONCE, "Examining tables", sessions)
+    examined += side_by_side(catalog, chosen.tables, examine_one, at_once or AT_ONCE, "Examining tables")
     seconds = round(time.perf_counter() - started, 3)
     tables = tuple(sorted(examined, key=rank))
     past = None if runs is None else past_of(runs)

@@ -296,8 +296,7 @@ def each_table(
         NoSuchTableError: the pattern matches no table.
         SparkmetaError: a table or namespace can't be read.
     """
-    sessions = catalog.sessions.for_caller(spark)
-    running = sessions.running()
+    running = catalog.sessions.for_caller(spark).running()
     chosen = chosen_tables(catalog, pattern)
 
     def of_table(identifier: Identifier) -> ResultT | None:
@@ -312,7 +311,7 @@ def each_table(
 
     for name, error in chosen.problems.items():
         _leave_out(name, error, skip_broken=skip_broken)
-    results = side_by_side(chosen.tables, of_table, AT_ONCE, "Reading metadata of tables", sessions)
+    results = side_by_side(catalog, chosen.tables, of_table, AT_ONCE, "Reading metadata of tables")
     is_empty = True
     for result in results:
         if result is not None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
 
-ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 Identifier = tuple[str, ...]
@@ -39,6 +38,9 @@ class Tables(Protocol):
 
     @property
     def sessions(self) -> SessionSource: ...
+
+    @property
+    def belongs_to_thread(self) -> bool: ...
 
     def list_tables(self, namespace: Identifier, /) -> list[Identifier]: ...
 
@@ -126,22 +128,23 @@ def chosen_tables(catalog: Tables, pattern: str) -> Chosen:
 
 
 def side_by_side(
-    items: Sequence[ItemT], function: Callable[[ItemT], ResultT], at_once: int, doing: str, sessions: SessionSource
+    catalog: Tables, tables: Sequence[Identifier], function: Callable[[Identifier], ResultT], at_once: int, doing: str
 ) -> Iterator[ResultT]:
-    """Yield the results of a function for items, in their order. Threads call it for several items at once.
+    """Yield the results of a function for tables, in their order. Threads call it for several tables at once.
 
     Args:
-        items: the items.
+        catalog: the catalog of the tables.
+        tables: the tables.
         function: the function. Its threads have no active session.
         at_once: the number of threads.
         doing: the text of the progress.
-        sessions: the source of the session that runs the jobs.
     """
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="sparkmeta-fleet")
+    run = map if catalog.belongs_to_thread else pool.map
     try:
-        with progress(doing, sessions) as line:
-            line.total = len(items)
-            for result in pool.map(function, items):
+        with progress(doing, catalog.sessions) as line:
+            line.total = len(tables)
+            for result in run(function, tables):
                 yield result
                 line.done += 1
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sparkmeta.charts import sparkline
 from sparkmeta.fleet.examined import TREND
 from sparkmeta.maintain.health import STYLE
-from sparkmeta.text import byte_size, counted, printable
+from sparkmeta.text import byte_size, counted, middle_out, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A browser opens a page of this many tables in seconds. The pages of other tables are left out.
 _MOST_PAGES = 1_000
 _MOST_CHANGES = 100
-_LONGEST = 300
+_LONGEST, _ERROR = 300, 150
 
 
 def _count(value: float) -> str:
@@ -61,6 +61,7 @@ _STYLE = """
 .sm-fleet details > div { padding: 14px 0 26px; max-width: 1240px; }
 .sm-fleet .trends { display: flex; flex-wrap: wrap; gap: 10px 22px; margin-bottom: 14px; }
 .sm-fleet .trends span { display: block; color: var(--soft); font-size: 12.5px; }
+.sm-fleet .is-error > :last-child { grid-column: 3 / -1; }
 .sm-fleet .row b { color: var(--soft); font-weight: 600; }
 .sm-fleet .is-error b, .sm-fleet .is-high b { color: #d0503f; }
 .sm-fleet .is-medium b { color: #d07b22; }
@@ -147,13 +148,14 @@ def _rows(health: Examined, has_pages: bool) -> Iterator[str]:
             places[place][key] = order
     for number, (table, orders) in enumerate(zip(health.tables, places, strict=True)):
         style = ";".join(f"--{key}:{order}" for key, order in orders.items())
-        values = ((figure(table, key), show) for key, (_, show) in _NUMBERS.items())
+        values = [(figure(table, key), show) for key, (_, show) in _NUMBERS.items()] if table.error is None else []
         cells = "".join(f'<span class="n">{"" if value is None else show(value)}</span>' for value, show in values)
         title, severity = _text(table.line), table.severity or ""
+        line = title if table.error is None else _text(middle_out(table.error, _ERROR))
         trends = "".join(_trends(table, health)) if has_pages else ""
         yield (
             f'<details style="{style}"><summary class="row is-{severity}"><b>{severity}</b>'
-            f'<span title="{_text(table.table)}">{_text(table.table)}</span><span title="{title}">{title}</span>{cells}'
+            f'<span title="{_text(table.table)}">{_text(table.table)}</span><span title="{title}">{line}</span>{cells}'
             f"</summary><div>{trends}{''.join(_behind(table, has_pages and number < _MOST_PAGES))}</div></details>"
         )
 

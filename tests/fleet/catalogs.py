@@ -19,6 +19,8 @@ VERSIONS = (1, 2, 3, 4)
 def properties_of(kind: str, folder: Path) -> dict[str, str]:
     if kind == "hadoop":
         return {"type": "hadoop", "warehouse": str(folder)}
+    if kind == "in-memory":
+        return {"type": "in-memory", "warehouse": f"file://{folder}"}
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
 

@@ -31,7 +31,7 @@ def by_name(health: Any) -> dict[str, dict[str, Any]]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["hadoop", "sql"])
+@pytest.mark.parametrize("kind", ["hadoop", "sql", "in-memory"])
 @pytest.mark.usefixtures("no_session")
 def test_a_row_for_each_table(tmp_path: Path, kind: str) -> None:
     catalog = catalog_of(kind, tmp_path)
