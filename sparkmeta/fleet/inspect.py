@@ -342,7 +342,7 @@ class FleetArrow(FleetTables[pa.Table]):
             rows = metadata_rows(InspectRows(opened.state, opened.metadata_location), common)
             return common.rows(rows.table(), rows.row_type)
 
-        return united_rows(each_table(self._catalog, pattern, self._spark, skip_broken, of_table))
+        return pa.concat_tables([*each_table(self._catalog, pattern, self._spark, skip_broken, of_table)])
 
 
 class InspectTables(FleetTables[DataFrame]):
@@ -377,21 +377,15 @@ class InspectTables(FleetTables[DataFrame]):
         later = tuple(rows for rows in results if isinstance(rows, _Later))
         frames = [rows for rows in results if not isinstance(rows, pa.Table | _Later)]
         if later:
-            kind = spark_schema(united_rows(tables[:1]).schema)
+            kind = spark_schema(tables[0].schema)
             places = local_frame(spark, pa.table({"place": pa.array(range(len(later)), pa.int32())}))
             spread = places.repartition(read_tasks(spark, len(later)))
             frames.append(map_arrow(spread, _Tasks(later, skip_broken), kind))
         if tables:
-            frames.insert(0, local_frame(spark, united_rows(tables)))
+            frames.insert(0, local_frame(spark, pa.concat_tables(tables)))
         return at_most_one(frames)[0]
 
 
 def _is_small(state: TableState) -> bool:
     """Return whether the driver could decode the manifests of the current snapshot."""
     return ManifestLoad.of(state.manifests).fits_driver(state.settings.driver_manifest_bytes)
-
-
-def united_rows(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return the rows of several tables, by the names of their columns."""
-    first, *others = tables
-    return pa.concat_tables([first, *(rows.select(first.column_names) for rows in others)]).combine_chunks()
