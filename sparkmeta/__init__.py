@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         ValidationError,
     )
+    from sparkmeta.fleet.health import FleetHealth
     from sparkmeta.inspect.draw import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
     from sparkmeta.maintain.health import HealthReport
@@ -60,6 +61,7 @@ __all__ = [
     "CommitStateUnknownError",
     "DataSource",
     "Drawing",
+    "FleetHealth",
     "HealthReport",
     "IncrementalScan",
     "InspectTable",
@@ -99,6 +101,7 @@ _HOMES = {
     "ChangelogScan": "changes.range_scan",
     "DataSource": "data_source.source",
     "Drawing": "inspect.draw",
+    "FleetHealth": "fleet.health",
     "HealthReport": "maintain.health",
     "IncrementalScan": "changes.range_scan",
     "InspectTable": "inspect.inspect_table",

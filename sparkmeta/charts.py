@@ -286,6 +286,24 @@ def timeline(moments: Sequence[Moment]) -> str:
     return _chart([*parts, *flags], height, "Live data files over time")
 
 
+def sparkline(values: Sequence[float | None], name: str) -> str:
+    """Draw values in their order as a small line from zero to the largest, with a dot at the last. Nulls are gaps."""
+    width, height, top = 150, 34, max((value for value in values if value is not None), default=0) or 1
+    step = (width - 8) / max(len(values) - 1, 1)
+    points = [(4 + place * step, height - 4 - (height - 8) * value / top)
+              for place, value in enumerate(values) if value is not None]  # fmt: skip
+    breaks = [place == 0 or values[place - 1] is None for place, value in enumerate(values) if value is not None]
+    commands = "".join(
+        f"{'M' if begins else 'L'}{x:.1f} {y:.1f}" for (x, y), begins in zip(points, breaks, strict=True)
+    )
+    parts = [line(4, height - 4, width - 4, height - 4, **_GRID)]
+    if points:
+        parts.append(path(commands, fill="none", stroke=BLUE, stroke_width="1.8", stroke_linejoin="round"))
+        x, y = points[-1]
+        parts.append(rect(x - 2, y - 2, 4, 4, fill=BLUE, rx="2"))
+    return document(parts, width, height, role="img", aria_label=name, fill="currentColor")
+
+
 _MOST_FLAGS, _FLAG = 5, 15
 
 

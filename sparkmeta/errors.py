@@ -226,6 +226,13 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def problem_line(error: BaseException) -> str:
+    """Return an error in one line. The name of its class precedes the message if it is not an error of this module."""
+    known = from_spark(error) or error
+    text = " ".join(str(known).splitlines()[:1]) or "no message"
+    return text if isinstance(known, SparkmetaError) else f"{type(known).__name__}: {text}"
+
+
 def is_access_problem(message: str) -> bool:
     """Return whether an error says that a file could not be reached, not that its content is invalid."""
     return _ACCESS_PROBLEM.search(message) is not None

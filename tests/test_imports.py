@@ -24,7 +24,7 @@ PACKAGE = Path(sparkmeta.__file__).parent
 # From the top floor down; a module imports modules of its own room and of floors below. A room is a folder, or a module
 # on top of the package.
 FLOORS = [
-    {"__main__"}, {"cli"}, {"__init__"}, {"service"}, {"data_source"}, {"catalog"}, {"views"}, {"table"},
+    {"__main__"}, {"cli"}, {"__init__"}, {"service"}, {"data_source"}, {"catalog"}, {"fleet"}, {"views"}, {"table"},
     {"maintain"}, {"write", "inspect"}, {"commit"}, {"changes"}, {"scan"}, {"scan_plan"}, {"rows"}, {"plan"},
     {"operations"}, {"snapshot"}, {"manifests"}, {"avro"}, {"entries"}, {"storage"}, {"progress"},
     {"session", "expr"}, {"reports"}, {"settings", "spec", "java", "arrow_types", "charts"}, {"checks", "text"},

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkmeta.catalog.recovery import Recovery, RecoveryPlan
+    from sparkmeta.fleet.health import FleetHealth
+    from sparkmeta.fleet.inspect import InspectTables
     from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.maintain.take_in import TakeIn, TakeInPlan
     from sparkmeta.session import SessionSource
@@ -343,6 +345,51 @@ class Catalog(HoldsViews):
 
         table = self.load_table(identifier, spark)
         return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
+
+    @property
+    def belongs_to_thread(self) -> bool:
+        """Whether only the thread that loaded the catalog can use it."""
+        return False
+
+    @property
+    def inspect(self) -> InspectTables:
+        """The metadata tables of many tables, with the column `table`: `catalog.inspect.files("sales.*")`."""
+        from sparkmeta.fleet.inspect import InspectTables
+
+        return InspectTables(self)
+
+    def health(
+        self,
+        pattern: str = "*",
+        *,
+        history: str | None = None,
+        at_once: int | None = None,
+        spark: SparkSession | None = None,
+        **thresholds: Any,
+    ) -> FleetHealth:
+        """Examine the health of all tables whose names match a pattern: `print(catalog.health("sales.*"))`.
+
+        Several tables are examined at once, small ones without Spark and large ones by jobs, as by
+        `table.maintenance.health()`. A table that can't be loaded or examined is a row with its error. No table of the
+        pattern changes.
+
+        Args:
+            pattern: a name, in which `*` and `?` stand for any characters.
+            history: the name of a table of this catalog to which the run appends its rows, such as `ops.table_health`.
+                It is created if it does not exist. The result then says what got worse since the last run, and its page
+                draws the last 30.
+            at_once: the number of tables that are examined at once. Defaults to the number of processors, at least 4.
+            spark: a session for large tables.
+            thresholds: the arguments of `table.maintenance.health()`. All tables need columns that are named.
+
+        Raises:
+            NoSuchTableError: the pattern matches no table.
+            ValidationError: an argument is out of range, or `history` is another table.
+        """
+        from sparkmeta.fleet.health import examine_tables
+        from sparkmeta.maintain.health_findings import HealthOptions
+
+        return examine_tables(self, pattern, spark, at_once, history, HealthOptions(**thresholds))
 
     @property
     def _deletes_files(self) -> bool:

@@ -472,6 +472,14 @@ class IcebergCatalog(Catalog):
         return _is_a(self.pyiceberg, "pyiceberg.catalog.sql", "SqlCatalog")
 
     @property
+    def belongs_to_thread(self) -> bool:
+        """Whether the catalog is a database in memory, which each thread would have another one of."""
+        if not self._is_sql:
+            return False
+        url = cast("SqlCatalog", self.pyiceberg).engine.url
+        return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+    @property
     def _glue(self) -> GlueCatalog | None:
         is_glue = _is_a(self.pyiceberg, "pyiceberg.catalog.glue", "GlueCatalog")
         return cast("GlueCatalog", self.pyiceberg) if is_glue else None

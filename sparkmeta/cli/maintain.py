@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +35,7 @@ from sparkmeta.cli.source import (
     key_value,
     names,
     takes_source,
+    takes_tables,
 )
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.cli.schedule import MaintenanceConfig
+    from sparkmeta.fleet.health import FleetHealth
+    from sparkmeta.maintain.health import HealthReport
     from sparkmeta.maintain.plans import Plan
     from sparkmeta.manifests.cache import CachedFolder, ManifestCache
     from sparkmeta.table import Table
@@ -552,32 +555,84 @@ def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: b
 # -- Define the command `health` --------------------------------------------------------------------------------------
 
 
+_takes_file = partial(click.option, type=click.Path(dir_okay=False, writable=True), metavar="FILE")
+
+
 @click.command("health", cls=OperationCommand, operation="health")
-@click.option(
-    "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page with pictures."
-)
+@_takes_file("--html", help="Write a page with pictures.")
+@_takes_file("--prometheus", help="With --catalog: write the figures in Prometheus' text format.")
+@click.option("--history", metavar="TABLE", help="With --catalog: append the run to this table; print what got worse.")
 @takes_output
-@takes_source
+@takes_tables
 @takes_operation
-def health(source: Source, options: Mapping[str, Any], html: str | None, as_json: bool) -> None:
-    """Report what maintenance a table needs, and why. Nothing changes."""
+@click.pass_context
+def health(
+    ctx: click.Context,
+    source: Source,
+    options: Mapping[str, Any],
+    html: str | None,
+    prometheus: str | None,
+    history: str | None,
+    as_json: bool,
+) -> None:
+    """Report what maintenance a table needs, and why. Nothing changes.
+
+    With --catalog, TABLE may be a pattern such as 'sales.*', by default '*'. Then all tables that it matches are
+    examined, and a table that can't be is reported with its error.
+
+    Exit codes: 0 success, 1 a table could not be examined, 2 invalid arguments.
+    """
+    from sparkmeta.fleet.listing import has_wildcard
     from sparkmeta.maintain.health import examine
     from sparkmeta.maintain.health_findings import HealthOptions
 
     thresholds = {name: value for name, value in options.items() if value is not None}
+    if source.catalog is not None and (has_wildcard(source.table) or prometheus or history):
+        ctx.exit(_fleet_health(source, thresholds, html, prometheus, history, as_json=as_json))
+    if prometheus or history:
+        raise click.UsageError(f"--{'prometheus' if prometheus else 'history'} needs --catalog")
     with progress("Opening the table"):
         table = source.open()
     with progress("Examining the table"):
         report = examine(table, HealthOptions(**thresholds), _arguments(source))
-    if html is not None:
-        report.save(html)
-        click.echo(f"written: {html}", err=True)
+    _save(report, html)
     if as_json:
         print_json(report.to_dict())
     else:
         # Users of commands have no use for calls of Python.
         findings = tuple(replace(finding, call=None) for finding in report.list_findings)
         click.echo(printable_lines(str(replace(report, list_findings=findings))))
+
+
+def _fleet_health(
+    source: Source,
+    thresholds: Mapping[str, Any],
+    html: str | None,
+    prometheus: str | None,
+    history: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Examine several tables, print the result, and return the exit code."""
+    with progress("Opening the catalog"):
+        catalog = source.open_catalog()
+    with progress("Examining tables"):
+        report = catalog.health(source.table, history=history, **thresholds)
+    _save(report, html)
+    if prometheus is not None:
+        report.save(prometheus, "prometheus")
+        click.echo(f"written: {prometheus}", err=True)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        click.echo(printable_lines(str(report)))
+    return int(any(table.error is not None for table in report.tables))
+
+
+def _save(report: HealthReport | FleetHealth, html: str | None) -> None:
+    if html is not None:
+        report.save(html)
+        click.echo(f"written: {html}", err=True)
 
 
 def _arguments(source: Source) -> str:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sparkmeta.catalog import load_catalog
 from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
 from sparkmeta.entries.relation import head
-from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
+from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, is_conflict, problem_line, shown
+from sparkmeta.fleet.listing import Listing, has_wildcard, matches
 from sparkmeta.inspect.check import violations
 from sparkmeta.inspect.partition_statistics import has_partitions
 from sparkmeta.maintain.health import examine
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.catalog import Catalog
+    from sparkmeta.fleet.listing import Identifier
     from sparkmeta.maintain.health_findings import Finding
     from sparkmeta.table import Table
 
@@ -471,9 +472,6 @@ def _properties(values: Any, file: str, place: str) -> dict[str, str]:
 # -- Choose the tables of a configuration and their groups ------------------------------------------------------------
 
 
-_Identifier = tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class ChosenTable:
     """A table of a group.
@@ -502,7 +500,7 @@ def choose_tables(config: MaintenanceConfig) -> list[ChosenTable]:
     A group that names a table exactly takes it from groups that name it by a pattern. Catalogs are listed, and groups
     are compared, before a table is opened.
     """
-    listings: dict[str, _Listing | Exception] = {}
+    listings: dict[str, _Listed | Exception] = {}
     choices: dict[object, list[ChosenTable]] = {}
     for place, group in enumerate(config.tables):
         if group.catalog is None:
@@ -511,7 +509,7 @@ def choose_tables(config: MaintenanceConfig) -> list[ChosenTable]:
                 choices.setdefault(normalize(location), []).append(table)
             continue
         if group.catalog not in listings:
-            listings[group.catalog] = _listing(config, group.catalog)
+            listings[group.catalog] = _listed(config, group.catalog)
         for key, table in _of_catalog(place, group, listings[group.catalog]):
             choices.setdefault((group.catalog, key), []).append(table)
     return sorted(map(_most_specific, choices.values()), key=lambda table: table.place)
@@ -537,66 +535,38 @@ def _refusal(error: Exception) -> Callable[[SparkSession], Table]:
 
 
 @dataclass(frozen=True)
-class _Listing:
-    """The tables of a catalog, which is listed only if a name in the configuration has a wildcard.
-
-    Attributes:
-        catalog: the catalog.
-        tables: their identifiers.
-        problems: namespaces that can't be listed, as patterns -> the error.
-    """
+class _Listed:
+    """A catalog and its tables, which are listed only if a name in the configuration has a wildcard."""
 
     catalog: Catalog
-    tables: list[_Identifier]
-    problems: dict[str, Exception]
-
-    def exact(self, name: str) -> list[_Identifier]:
-        """Return the identifiers that a name means, if it has no wildcards or is the name of an existing table."""
-        listed = [identifier for identifier in self.tables if ".".join(identifier) == name]
-        return listed if listed or _has_wildcard(name) else [tuple(name.split("."))]
-
-    def matching(self, pattern: str) -> list[_Identifier]:
-        return sorted(identifier for identifier in self.tables if _matches(identifier, pattern))
-
-    def problems_of(self, pattern: str) -> dict[str, Exception]:
-        """Return the problems of namespaces in which a pattern may have tables."""
-        return {below: error for below, error in self.problems.items() if _may_match_below(below[:-1], pattern)}
+    listing: Listing
 
 
-def _listing(config: MaintenanceConfig, name: str) -> _Listing | Exception:
+def _listed(config: MaintenanceConfig, name: str) -> _Listed | Exception:
     """List a catalog; return the error if it can't be loaded."""
     try:
         catalog = load_catalog(name, **config.catalogs.get(name, {}))
     except Exception as error:  # noqa: BLE001  tables of other catalogs are maintained all the same
         return error
-    listing = _Listing(catalog, [], {})
-    if not any(_has_wildcard(text) for group in config.tables if group.catalog == name for text in group.names):
-        return listing
-    pending: list[_Identifier] = [()]
-    while pending:
-        namespace = pending.pop()
-        try:
-            listing.tables.extend(catalog.list_tables(namespace) if namespace else ())
-            pending += catalog.list_namespaces(namespace)
-        except Exception as error:  # noqa: BLE001  tables of other namespaces are maintained all the same
-            listing.problems[".".join((*namespace, "*"))] = error
-    return listing
+    names = [text for group in config.tables if group.catalog == name for text in group.names]
+    return _Listed(catalog, Listing.of(catalog) if any(map(has_wildcard, names)) else Listing([], {}))
 
 
 def _of_catalog(
-    place: int, group: TableGroup, listing: _Listing | Exception
-) -> Iterator[tuple[_Identifier | str, ChosenTable]]:
+    place: int, group: TableGroup, listed: _Listed | Exception
+) -> Iterator[tuple[Identifier | str, ChosenTable]]:
     """Yield the tables of a catalog's group, with a key that is equal for the same table in other groups."""
 
     def failed(name: str, error: Exception) -> ChosenTable:
         return ChosenTable(name, place, group, name, True, _refusal(error))
 
-    if isinstance(listing, Exception):
-        yield f"catalog of {place}", failed(", ".join(group.names), listing)
+    if isinstance(listed, Exception):
+        yield f"catalog of {place}", failed(", ".join(group.names), listed)
         return
+    listing = listed.listing
     unlisted: dict[str, Exception] = {}
-    chosen: dict[_Identifier, tuple[str, bool]] = {}
-    for name in sorted(group.names, key=_has_wildcard):
+    chosen: dict[Identifier, tuple[str, bool]] = {}
+    for name in sorted(group.names, key=has_wildcard):
         exact = listing.exact(name)
         identifiers = exact or listing.matching(name)
         problems = {} if exact else listing.problems_of(name)
@@ -608,28 +578,9 @@ def _of_catalog(
             chosen.setdefault(identifier, (name, bool(exact)))
     yield from ((f"{place} {pattern}", failed(pattern, error)) for pattern, error in unlisted.items())
     for identifier, (name, is_exact) in chosen.items():
-        if not any(_matches(identifier, pattern) for pattern in group.excluded):
-            load = partial(listing.catalog.load_table, identifier)
+        if not any(matches(identifier, pattern) for pattern in group.excluded):
+            load = partial(listed.catalog.load_table, identifier)
             yield identifier, ChosenTable(".".join(identifier), place, group, name, is_exact, load)
-
-
-def _has_wildcard(name: str) -> bool:
-    return "*" in name or "?" in name
-
-
-def _matches(identifier: _Identifier, pattern: str) -> bool:
-    return _fits(".".join(identifier), pattern)
-
-
-def _may_match_below(prefix: str, pattern: str) -> bool:
-    """Return whether a pattern may match more than a prefix: its beginning matches the prefix, and more follows."""
-    ends = range(len(pattern) + pattern.endswith("*"))
-    return any(_fits(prefix, pattern[:end]) for end in ends)
-
-
-def _fits(text: str, pattern: str) -> bool:
-    # A bracket is not a wildcard.
-    return fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 # -- Run the jobs of a configuration ----------------------------------------------------------------------------------
@@ -722,7 +673,9 @@ class _Maintained:
         except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
             seconds = round(time.perf_counter() - started, 3)
             self._log_traceback(error)
-            yield self._logged(JobResult(name, group.catalog, "health", FAILED, error=_line(error), seconds=seconds))
+            yield self._logged(
+                JobResult(name, group.catalog, "health", FAILED, error=problem_line(error), seconds=seconds)
+            )
             return
         self.log(f"{name}: {report.headline}, in {report.seconds} s")
         for job in JOBS:
@@ -798,9 +751,9 @@ class _Maintained:
     def _failure(self, error: Exception) -> dict[str, str]:
         """Return the status and the error of a job that failed."""
         if is_conflict(error):
-            return {"status": CONFLICT, "error": _line(error)}
+            return {"status": CONFLICT, "error": problem_line(error)}
         self._log_traceback(error)
-        return {"status": FAILED, "error": _line(error)}
+        return {"status": FAILED, "error": problem_line(error)}
 
     def _log_traceback(self, error: Exception) -> None:
         for line in "".join(traceback.format_exception(error)).splitlines():
@@ -814,10 +767,3 @@ def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
         return {"status": COMMITTED}
     files = counted(committed["failed_data_files"], "data file")
     return {"status": FAILED, "error": f"{counted(failed, 'commit')} failed: {files} not rewritten"}
-
-
-def _line(error: Exception) -> str:
-    """Return an error in one line."""
-    known = from_spark(error) or error
-    text = " ".join(str(known).splitlines()[:1]) or "no message"
-    return text if isinstance(known, SparkmetaError) else f"{type(known).__name__}: {text}"

@@ -294,19 +294,31 @@ _SESSION_OPTIONS = (
 
 def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument TABLE and its options to a command. The command gets them as `source`."""
+    return _takes_tables(command, click.argument("table", metavar="TABLE"))
 
+
+def takes_tables(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add TABLE as `takes_source` does, but with --catalog it may be a pattern or missing: then it is `*`."""
+    return _takes_tables(command, click.argument("table", metavar="TABLE", required=False))
+
+
+def _takes_tables(command: Callable[..., Any], argument: Callable[[Any], Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_source(**arguments: Any) -> Any:
         parts = {name: arguments.pop(name) for name in ("table", *_SOURCE)}
         if parts["properties"] and parts["catalog"] is None:
             raise click.UsageError("--property needs --catalog")
+        if parts["table"] is None:
+            if parts["catalog"] is None:
+                raise click.UsageError("Missing argument 'TABLE'.")
+            parts["table"] = "*"
         click.get_current_context().meta[VERBOSE] = parts["verbose"]
         source = Source(**parts | {"properties": dict(parts["properties"]), "conf": dict(parts["conf"])})
         return command(source=source, **arguments)
 
     return _decorated(
         with_source,
-        click.argument("table", metavar="TABLE"),
+        argument,
         click.option(
             "--catalog", metavar="NAME", help="TABLE is an identifier in this catalog of pyiceberg's configuration."
         ),

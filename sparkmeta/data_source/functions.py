@@ -20,6 +20,7 @@ from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.data_source.changes import read_of
+from sparkmeta.data_source.fleet import FleetRead, tables_of
 from sparkmeta.data_source.options import CHANGELOG, ReadOptions
 from sparkmeta.data_source.tables import HEALTH, OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.errors import (
@@ -78,6 +79,8 @@ class TableFunction:
 
     def _read(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Read:
         options = ReadOptions.of(self._options(arguments, named))
+        if (tables := tables_of(options, self.catalogs)) is not None:
+            return FleetRead(options, tables)
         return read_of(options, options.open(self.catalogs))
 
     def _options(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from sparkmeta.checks import one_of
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, shown
 from sparkmeta.expr.filter_text import listed_names
+from sparkmeta.fleet.listing import has_wildcard
 from sparkmeta.operations.metadata_files import is_metadata_file
 from sparkmeta.session import NoSession
 from sparkmeta.spec.iso_times import moment_of
@@ -86,6 +88,15 @@ class SourceOptions:
             raise InvalidArgumentError(f"path is missing: it names the table, as in {cls._example}('prod.db.events')")
         return cls(**values)
 
+    def pattern(self, catalogs: Catalogs) -> tuple[Catalog, str] | None:
+        """Return the catalog and the pattern of many tables in it; None if the path names a table."""
+        if not has_wildcard(self.path):
+            return None
+        if self.catalog is not None:
+            return self._catalog(self.catalog, catalogs), self.path
+        first, _, rest = self.path.partition(".")
+        return (self._catalog(first, catalogs), rest) if rest and _is_catalog(first, catalogs) else None
+
     def open(self, catalogs: Catalogs) -> Table:
         """Open the table without a session.
 
@@ -131,6 +142,12 @@ class ReadOptions(SourceOptions):
     )
     filter: str | None = option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
     columns: str | None = option("columns", 'The columns to read, with commas between them: id, "name, first".')
+    skip_broken: str | None = option(
+        "skip-broken",
+        "Whether a pattern leaves out tables that can't be read: true or false.",
+        None,
+        one_of("true", "false"),
+    )
     start_snapshot_id: str | None = option(
         "start-snapshot-id", "The snapshot after which a changelog or a stream begins; by default with the first one."
     )
@@ -158,6 +175,15 @@ class ReadOptions(SourceOptions):
     def column_names(self) -> list[str] | None:
         """The columns to read; None for all."""
         return None if self.columns is None else listed_names(self.columns)
+
+    @property
+    def skips_broken(self) -> bool:
+        """Whether a pattern leaves out tables that can't be read."""
+        return self.skip_broken == "true"
+
+    def without_columns(self) -> Self:
+        """Return the options for all columns."""
+        return replace(self, columns=None)
 
     # -- the snapshot -----------------------------------------------------------------------------------------------
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.changes import ChangelogRead, read_of
+from sparkmeta.data_source.fleet import FleetRead, tables_of
 from sparkmeta.data_source.options import ReadOptions
 from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.stream import StreamOptions, StreamReader
-from sparkmeta.data_source.tables import Opened, RowsRead, refuse_misfits, spark_batches
+from sparkmeta.data_source.tables import RowsRead, refuse_misfits, spark_batches
 from sparkmeta.data_source.writers import BatchWriter, StreamWriter
+from sparkmeta.fleet.opened import Opened
 from sparkmeta.session import worker_call
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class DataSource(datasource.DataSource):
 
     _catalogs: ClassVar[Catalogs] = {}
     _opened: Opened | None = None
+    _many: dict[str, Opened] | None = None
     _is_copy = False
 
     @classmethod
@@ -82,6 +85,13 @@ class DataSource(datasource.DataSource):
             return StreamReader(StreamOptions.of(self.options), self._catalogs, schema)
 
     def _read(self, options: ReadOptions) -> Read:
+        if self._opened is None and self._many is None:
+            tables = tables_of(options, self._catalogs)
+            self._many = (
+                None if tables is None else {name: Opened.of(each, each.state) for name, each in tables.items()}
+            )
+        if self._many is not None:
+            return FleetRead(options, {name: opened.open() for name, opened in self._many.items()})
         table = options.open(self._catalogs) if self._opened is None else self._opened.open()
         self._opened = self._opened or Opened.of(table, table.state)
         return read_of(options, table)

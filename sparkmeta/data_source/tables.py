@@ -8,7 +8,7 @@ same metadata file and make the rows of a share in Arrow, with the functions of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from sparkmeta.entries.relation import collected
 from sparkmeta.errors import InvalidArgumentError, hint_at, shown
 from sparkmeta.expr.arrays import from_stream, to_stream
 from sparkmeta.expr.evaluate import typed
+from sparkmeta.fleet.opened import Opened
 from sparkmeta.inspect import files, history
 from sparkmeta.inspect.inspect_table import InspectArrow
 from sparkmeta.inspect.manifest_rows import ALL_MANIFESTS
@@ -36,18 +37,13 @@ from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
 from sparkmeta.rows.arrow_reader import row_type
 from sparkmeta.rows.engines import shares_of
-from sparkmeta.session import NoSession
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import snapshot_of
-from sparkmeta.storage.location import is_local
-from sparkmeta.table import open_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkmeta.data_source.options import ReadOptions
     from sparkmeta.snapshot.state import TableState
-    from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.table import Table
 
 PLAN: Final = "plan"
@@ -63,6 +59,8 @@ HEALTH: Final = "health"
 TABLES: Final = (ROWS, PLAN, HEALTH, *OF_SNAPSHOT, *OF_HISTORY)
 _ENTRIES: Final = ("entries", "all_entries")
 _FILES: Final = ("files", "data_files", "delete_files", "all_files", "all_data_files", "all_delete_files")
+DECODED: Final = (*_FILES, *_ENTRIES)
+"""Tables whose columns to decode can be chosen."""
 _ALL_CONTENTS: Final = {
     "all_files": None,
     "all_entries": None,
@@ -75,37 +73,6 @@ BATCH_ROWS: Final = 10_000
 """The most rows of a batch that Spark gets."""
 WHOLE: Final = "whole"
 """The share of a read that is not dealt."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A table at a metadata file and a snapshot, which another process can open again."""
-
-    location: str
-    reader: ExecutorReader
-    snapshot_id: int | None
-
-    @staticmethod
-    def of(table: Table, state: TableState) -> Opened:
-        """Return what opens a table at the snapshot of a state."""
-        reader = state.access.tasks
-        assert reader is not None  # a table without a session is opened by Python
-        return Opened(table.metadata_location, reader, None if state.snapshot is None else state.snapshot.snapshot_id)
-
-    def open(self) -> Table:
-        """Open the table."""
-        io = None
-        if not is_local(self.location):
-            from pyiceberg.io import load_file_io
-
-            io = load_file_io(self.reader.io_properties or {}, self.location)
-        return open_metadata(self.location, NoSession(), io=io)
-
-    def state(self) -> TableState:
-        """Return the table at the snapshot."""
-        table = self.open()
-        snapshot = None if self.snapshot_id is None else snapshot_of(table.metadata, self.snapshot_id)
-        return table.state.at(snapshot)
 
 
 class Read(ABC):
@@ -170,12 +137,12 @@ class MetadataRead(Read):
         self.opened = Opened.of(table, state)
         self.planning = (table, state)
         self.columns = columns
-        self.row_type = _selected_type(_row_type(name, state, table, columns), None if self._decodes else columns)
+        self.row_type = selected_type(_row_type(name, state, table, columns), None if self._decodes else columns)
 
     @property
     def _decodes(self) -> bool:
         """Whether the columns to decode can be chosen."""
-        return self.name in (*_FILES, *_ENTRIES)
+        return self.name in DECODED
 
     def shares(self) -> list[Any]:
         _, state = self.planning
@@ -236,7 +203,7 @@ class HealthRead(Read):
 
         self.opened = Opened.of(table, table.state)
         self.source = source_of(table)
-        self.row_type = _selected_type(spark_schema(FINDINGS), options.column_names)
+        self.row_type = selected_type(spark_schema(FINDINGS), options.column_names)
 
     def shares(self) -> list[Any]:
         return [WHOLE]
@@ -261,7 +228,7 @@ class PlanRead(Read):
         self.options = replace(options, snapshot_id=None, ref=None, branch=None, tag=None, as_of=None)
         self.planning = scan
         self.follows_table = scan.schema() == table.schema()
-        self.row_type = _selected_type(plan_schema(state), options.column_names)
+        self.row_type = selected_type(plan_schema(state), options.column_names)
 
     def shares(self) -> list[Any]:
         return _ids(prune_manifests(self.planning.plan.filter).data)
@@ -304,7 +271,7 @@ class RowsRead(Read):
 # -- Shares -----------------------------------------------------------------------------------------------------------
 
 
-def _selected_type(row_type: StructType, columns: list[str] | None) -> StructType:
+def selected_type(row_type: StructType, columns: list[str] | None) -> StructType:
     """Return the type of some columns, by their names. Raises InvalidArgumentError for an unknown one."""
     return row_type if columns is None else StructType([field_of(row_type, name) for name in columns])
 

@@ -107,7 +107,7 @@ _MOST_PAGE_DEPTHS = 12
 _LONGEST = 400
 
 # The page has the colours of the notebook or the browser around it, light or dark, and the bars of charts.
-_STYLE = """
+STYLE = """
 .sm-health { --soft: color-mix(in srgb, currentColor 72%, transparent);
   --rule: color-mix(in srgb, currentColor 18%, transparent); --panel: color-mix(in srgb, currentColor 4%, transparent);
   font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; padding: 16px; }
@@ -157,11 +157,15 @@ def page(report: Examined) -> str:
 
 def page_body(report: Examined) -> str:
     """Return the report as an element for a document or a notebook, with its own styles."""
+    return f'<div class="sm-health"><style>{STYLE}</style><main>{page_parts(report)}</main></div>'
+
+
+def page_parts(report: Examined) -> str:
+    """Return the elements of the page, which have the styles `STYLE` within the class `sm-health`."""
     snapshot = report.state.snapshot
     of = f"snapshot {snapshot.snapshot_id}, " if snapshot else "no snapshot, "
     when = report.examined_at.strftime("%Y-%m-%d %H:%M UTC")
     parts = [
-        f'<div class="sm-health"><style>{_STYLE}</style><main>',
         f"<h1>{_text(report.headline)}</h1>",
         f"<p>{_text(report.state.metadata.location)}</p>",
         f"<p>format version {report.state.metadata.format_version}, {of}examined {when} in {report.seconds:.1f} s</p>",
@@ -170,7 +174,6 @@ def page_body(report: Examined) -> str:
         *(['<section class="healthy"><h2>Nothing to do</h2><p>No threshold is exceeded.</p></section>']
           if report.is_healthy else []),
         f'<div class="figures">{"".join(_figures(report))}</div>',
-        "</main></div>",
     ]  # fmt: skip
     return "".join(parts)
 

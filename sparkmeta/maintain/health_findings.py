@@ -184,6 +184,21 @@ class Finding:
     command: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def severity(self) -> str:
+        """How much the finding matters: one of `SEVERITIES`."""
+        return _SEVERITY.get(self.finding, "medium")
+
+
+SEVERITIES = ("high", "medium", "low")
+"""High: rows may be missed, or each reader works for nothing. Medium: plans and readers open or keep more than they
+need. Low: storage and commits do."""
+# Other kinds are of medium severity.
+_SEVERITY = {
+    **dict.fromkeys(("inverted_bounds", "equality_deletes", "dense_deletes"), "high"),
+    **dict.fromkeys(("excess_stats", "old_refs", "large_metadata_json", "files_in_root"), "low"),
+}
+
 
 @dataclass(frozen=True)
 class Examination:

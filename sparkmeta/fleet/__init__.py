@@ -1,0 +1,1 @@
+"""Many tables at once: their health, its history, and their metadata tables."""
