@@ -5,12 +5,12 @@ r"""Maintain the tables of a configuration with spark-submit: the jobs that thei
 Prints its progress to standard error, and commits plans with --commit, unless the configuration says `dry_run`.
 Standard output has a JSON object in a line for each table and job (spark-submit prints both streams to standard output;
 no other line begins with a brace): the table, its catalog, the job, a status (committed, planned, nothing to do, not
-applicable, conflict, failed), the findings that make the job necessary, the plan, the committed changes, the error and
-the time in seconds.
+applicable, deferred, leased, conflict, failed), the findings that make the job necessary, the plan, the committed
+changes, the error and the time in seconds.
 
 Exit codes: 0 success, or nothing to do; 1 a job or a table failed, the others were maintained; 2 invalid arguments or
-configuration, and nothing was done; 3 nothing failed, but a job lost to other commits: run again. The executors need
-sparkmeta installed.
+configuration, and nothing was done; 3 nothing failed, but other commits or runs came first: run again. The executors
+need sparkmeta installed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from sparkmeta.cli.maintain import print_results
 from sparkmeta.cli.schedule import read_config
 from sparkmeta.errors import ValidationError
+from sparkmeta.session import SessionSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(f"maintain {parsed.config}").getOrCreate()
-    return print_results(config, spark, commit=parsed.commit)
+    return print_results(config, SessionSource(spark), commit=parsed.commit)
 
 
 if __name__ == "__main__":

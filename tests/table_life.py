@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.cli.schedule import BY_NAME, NOTHING, Check
+from sparkmeta.fleet.jobs import BY_NAME, NOTHING, Check
 from sparkmeta.session import map_arrow, prepare_environment
 from tests.frames import local_frame
 from tests.local_files import local_path

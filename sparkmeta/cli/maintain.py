@@ -28,12 +28,12 @@ from sparkmeta.cli.output import (
 )
 from sparkmeta.cli.source import (
     KEY_VALUE,
-    VERBOSE,
+    CatalogSource,
     Parsed,
     Source,
-    cli_session,
     key_value,
     names,
+    takes_session,
     takes_source,
     takes_tables,
 )
@@ -49,13 +49,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from dataclasses import Field
 
-    from pyspark.sql import SparkSession
-
     from sparkmeta.cli.schedule import MaintenanceConfig
     from sparkmeta.fleet.health import FleetHealth
     from sparkmeta.maintain.health import HealthReport
     from sparkmeta.maintain.plans import Plan
     from sparkmeta.manifests.cache import CachedFolder, ManifestCache
+    from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
 
 
@@ -654,32 +653,27 @@ def _arguments(source: Source) -> str:
     help="The configuration, in TOML or YAML.",
 )
 @click.option("--commit", is_flag=True, help="Commit plans, instead of only printing them.")
-@click.option("--conf", type=KEY_VALUE, multiple=True, help="A Spark setting. Repeatable.")
-@click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]")
-@click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr.")
+@takes_session
 @click.pass_context
-def maintain(
-    ctx: click.Context, path: str, commit: bool, conf: tuple[tuple[str, str], ...], remote: str | None, verbose: bool
-) -> None:
+def maintain(ctx: click.Context, path: str, commit: bool, source: CatalogSource) -> None:
     """Maintain the tables of a configuration: run the jobs that their health makes necessary.
 
     Prints a JSON object for each table and job on stdout, and its progress on stderr. Nothing changes without --commit.
+    Spark starts when a table or job needs it.
 
     Exit codes: 0 success, 1 a table or job failed and the others were maintained, 2 invalid arguments or configuration,
-    3 a job lost to other commits and nothing failed.
+    3 other commits or runs came first and nothing failed.
     """
     from sparkmeta.cli.schedule import read_config
 
-    ctx.meta[VERBOSE] = verbose
     try:
         config = read_config(path)
     except ValidationError as error:
         raise click.UsageError(str(error)) from error
-    spark = cli_session(dict(conf), remote, show_log=verbose)
-    ctx.exit(print_results(config, spark, commit=commit))
+    ctx.exit(print_results(config, source.sessions(), commit=commit))
 
 
-def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: bool) -> int:
+def print_results(config: MaintenanceConfig, sessions: SessionSource, *, commit: bool) -> int:
     """Maintain the tables of a configuration, print results and progress, and return the exit code.
 
     With `commit`, all tables are maintained even if the reader of the output closes the pipe.
@@ -687,7 +681,7 @@ def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: boo
     from sparkmeta.cli.schedule import exit_code, run_maintenance
 
     statuses = set()
-    for result in run_maintenance(config, spark, commit=commit, log=_log):
+    for result in run_maintenance(config, sessions, commit=commit, log=_log):
         statuses.add(result.status)
         with unread_output_dropped(sys.stdout) if commit else nullcontext():
             sys.stdout.write(json.dumps(text_ids(result.to_dict()), ensure_ascii=False, default=str) + "\n")

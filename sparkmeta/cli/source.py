@@ -340,6 +340,18 @@ def takes_catalog(command: Callable[..., Any]) -> Callable[..., Any]:
     return _decorated(with_catalog, catalog, *_SESSION_OPTIONS)
 
 
+def takes_session(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a session to a command of several catalogs. The command gets them as `source`."""
+
+    @wraps(command)
+    def with_session(**arguments: Any) -> Any:
+        parts = {name: arguments.pop(name) for name in _SOURCE[2:]}
+        click.get_current_context().meta[VERBOSE] = parts["verbose"]
+        return command(source=CatalogSource(None, {}, **parts | {"conf": dict(parts["conf"])}), **arguments)
+
+    return _decorated(with_session, *_SESSION_OPTIONS[1:])
+
+
 def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose a snapshot to a command. The command gets them as `choice`."""
 

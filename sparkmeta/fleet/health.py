@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 import zlib
@@ -19,6 +18,7 @@ import pyarrow as pa
 from sparkmeta.checks import at_least, one_of
 from sparkmeta.errors import problem_line
 from sparkmeta.fleet.examined import FIGURES, ROWS, Examined, TableHealth, figures_of, rank
+from sparkmeta.fleet.exposition import gauges, replace_file
 from sparkmeta.fleet.history import append_run, open_history, past_of
 from sparkmeta.fleet.listing import AT_ONCE, chosen_tables, side_by_side
 from sparkmeta.fleet.page import page, ranking
@@ -80,26 +80,24 @@ class FleetHealth(Examined):
 
     def to_prometheus(self) -> str:
         """Return the figures and findings in Prometheus' text format, such as for node_exporter's text files."""
-        gauges: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
         abouts = {**FIGURES, "finding_items": "manifests, files or other objects that a finding concerns",
                   "examination_failed": "1 if the table could not be examined"}  # fmt: skip
         for table in self.tables:
             of = {"catalog": self.catalog, "table": table.table}
             known = {name: value for name, value in table.figures.items() if value is not None}
             for name, value in {**known, "examination_failed": int(table.error is not None)}.items():
-                gauges.setdefault(name, []).append((of, value))
+                samples.setdefault(name, []).append((of, value))
             for finding in table.findings:
                 labels = {**of, "finding": finding.finding, "severity": finding.severity}
-                gauges.setdefault("finding_items", []).append((labels, finding.items))
-        lines = []
-        for name in [name for name in abouts if name in gauges]:
-            metric = f"sparkmeta_table_{name}"
-            lines += [f"# HELP {metric} The {abouts[name]}.", f"# TYPE {metric} gauge"]
-            lines += [f"{metric}{{{_labels(labels)}}} {value}" for labels, value in gauges[name]]
-        name, of_catalog = "sparkmeta_examined_at_seconds", _labels({"catalog": self.catalog})
-        lines += [f"# HELP {name} The time of the examination.", f"# TYPE {name} gauge"]
-        lines.append(f"{name}{{{of_catalog}}} {self.examined_at.timestamp():.3f}")
-        return "\n".join(lines) + "\n"
+                samples.setdefault("finding_items", []).append((labels, finding.items))
+        values = {
+            f"sparkmeta_table_{name}": (f"The {about}.", samples[name])
+            for name, about in abouts.items()
+            if name in samples
+        }
+        moment = ({"catalog": self.catalog}, round(self.examined_at.timestamp(), 3))
+        return gauges({**values, "sparkmeta_examined_at_seconds": ("The time of the examination.", [moment])})
 
     def to_html(self) -> str:
         """Return one page that needs no network: a ranking of the tables, and the page of each."""
@@ -118,9 +116,7 @@ class FleetHealth(Examined):
                     "html": self.to_html}  # fmt: skip
         chosen = _KINDS.get(target.suffix, "html") if kind is None else kind
         one_of(*contents).check("kind", chosen)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        unfinished.write_text(contents[chosen](), encoding="utf-8")
-        unfinished.replace(target)
+        replace_file(target, contents[chosen]())
 
     def __str__(self) -> str:
         shown = self.tables[:_MOST_LINES]
@@ -137,11 +133,6 @@ class FleetHealth(Examined):
 
     def _repr_html_(self) -> str:
         return ranking(self)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-    return ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
 
 
 # -- Examine tables ---------------------------------------------------------------------------------------------------

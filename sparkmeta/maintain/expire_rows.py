@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
 
 _ZONED, _LOCAL = (TimestamptzType, TimestamptzNanoType), (TimestampType, TimestampNanoType)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _IS_WHOLE = "all_rows"
 _COUNTS = ("deleted-data-files", "deleted-records", "added-position-deletes")
 
@@ -57,7 +58,7 @@ class RowExpiryOptions(BranchOptions):
     def check(self) -> None:
         """See `Options.check`."""
         super().check()
-        to_millis(self.older_than)
+        self._time()
 
     def bound(self, schema: Schema) -> str:
         """Return the text of the date or time, as the type of the column has it. Dates and local times are in UTC.
@@ -69,12 +70,22 @@ class RowExpiryOptions(BranchOptions):
             kind = schema.find_field(self.column).field_type
         except ValueError as error:
             raise ValidationError(f"column is {shown(self.column)}: the table has no such column") from error
-        time = datetime.fromtimestamp(to_millis(self.older_than) / 1000, UTC)
+        time = self._time()
         if isinstance(kind, DateType):
             return time.date().isoformat()
         if not isinstance(kind, _ZONED + _LOCAL):
             raise ValidationError(f"column is {shown(self.column)}, of type {kind}: expected a date or timestamp")
         return (time if isinstance(kind, _ZONED) else time.replace(tzinfo=None)).isoformat()
+
+    def _time(self) -> datetime:
+        """Return `older_than` in UTC. Raises ValidationError if it is no time, or out of the range of datetimes."""
+        milliseconds = to_millis(self.older_than)
+        try:
+            if isinstance(self.older_than, datetime):
+                return self.older_than.astimezone(UTC)
+            return _EPOCH + timedelta(milliseconds=milliseconds)
+        except OverflowError as error:
+            raise ValidationError(f"older_than is {shown(self.older_than)}: expected a year from 1 to 9999") from error
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class RowExpirySummary(SnapshotPlanSummary):
         records: the number of rows in these files, including deleted ones.
         bytes: the size of these files.
         other_files: the number of files that may have older rows, and newer ones.
+        other_bytes: the size of these files.
         reads_files: whether these files are read, and their older rows are deleted.
     """
 
@@ -97,6 +109,7 @@ class RowExpirySummary(SnapshotPlanSummary):
     records: int
     bytes: int
     other_files: int
+    other_bytes: int
     reads_files: bool
 
     @property
@@ -105,14 +118,14 @@ class RowExpirySummary(SnapshotPlanSummary):
 
     def __str__(self) -> str:
         if self.is_empty:
-            return f"{self.table}: no file has only rows to delete ({self.column} < {self.bound})"
+            return f"{self.table}: no rows to delete where {self.column} < {self.bound}"
         lines = [
             f"{self.table}: rows are deleted where {self.column} < {self.bound}",
             f"  {self.files} files with {self.records} rows and {self.bytes} bytes are removed",
         ]
         if self.other_files:
-            fate = "are read for such rows" if self.reads_files else "stay, since they have newer rows"
-            lines.append(f"  {self.other_files} other files {fate}")
+            outcome = "are read for such rows" if self.reads_files else "stay, since they have newer rows"
+            lines.append(f"  {self.other_files} other files {outcome}")
         return "\n".join(lines)
 
 
@@ -165,6 +178,7 @@ class RowExpiryPlan(SnapshotPlan[TableT]):
             removed["records"],
             removed["bytes"],
             others["files"],
+            others["bytes"],
             not self.options.whole_files,
         )
 

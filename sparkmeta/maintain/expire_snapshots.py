@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
@@ -326,7 +327,7 @@ def to_millis(timestamp: datetime | int) -> int:
         ValidationError: the time is a datetime without a time zone, or has another type.
     """
     if isinstance(timestamp, datetime) and timestamp.tzinfo is not None:
-        return int(timestamp.timestamp() * 1000)
+        return math.floor(timestamp.timestamp() * 1000)
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         return timestamp
     expected = "a datetime with a time zone, or milliseconds since 1970"

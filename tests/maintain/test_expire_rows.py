@@ -149,11 +149,29 @@ def test_a_branch(tmp_path: Path) -> None:
     assert after.metadata.snapshot_by_name("old").summary["by"] == "us"
 
 
+def test_times_are_exact(tmp_path: Path) -> None:
+    """Microseconds before and after 1970 count; a time in milliseconds is exact."""
+    rows = pa.schema([("id", pa.int64()), ("at", INSTANT)])
+    catalog = sm.load_catalog("c", type="hadoop", warehouse=str(tmp_path))
+    for number, moment in enumerate(
+        (datetime(1969, 12, 31, 23, 59, 59, 999100, UTC), BEGIN + timedelta(microseconds=7))
+    ):
+        table = catalog.create_table(f"db.t{number}", rows)
+        moments = [moment + timedelta(microseconds=micros) for micros in (-1, 0, 1)]
+        table = table.append(pa.table({"id": [-1, 0, 1], "at": moments}, rows))
+        after = table.maintenance.expire_rows("at", moment).commit()
+        assert after.scan().to_arrow().column("id").to_pylist() == [0, 1]
+        floor = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+        assert after.maintenance.expire_rows("at", floor).commit().scan().to_arrow().num_rows == 2
+        assert after.maintenance.expire_rows("at", floor + 1).commit().scan().to_arrow().num_rows == 0
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"column": "other"}, "column is 'other': the table has no such column"),
     ({"column": "id"}, "column is 'id', of type long: expected a date or timestamp"),
     ({"older_than": datetime(2026, 1, 1)}, "older_than is "),  # noqa: DTZ001
     ({"older_than": "7d"}, "older_than is '7d'"),
+    ({"older_than": 10**16}, "older_than is 10000000000000000: expected a year from 1 to 9999"),
     ({"branch": "no"}, "no"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from sparkmeta import Maintenance, ValidationError
 from sparkmeta.checks import Options, at_least, option, takes_options
 from sparkmeta.cli.maintain import OPERATIONS
-from sparkmeta.cli.schedule import JOBS
+from sparkmeta.fleet.jobs import JOBS
 from tests.command_line import invoke
 
 METHODS = {name: method for name, method in vars(Maintenance).items() if hasattr(method, "options")}
