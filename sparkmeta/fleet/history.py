@@ -61,7 +61,7 @@ def _last_rows(table: Table) -> pa.Table:
     """Return the rows of the last runs, without reading the files of earlier ones."""
     metrics = table.inspect.arrow.data_files(columns=[f"readable_metrics.{_TIME}"]).column(0).combine_chunks()
     bounds = [pc.struct_field(metrics, [_TIME, name]) for name in ("lower_bound", "upper_bound")]
-    # A file has one run or, after a rewrite, several of which it tells the first and the last.
+    # A file has one run or, after a rewrite, several; its bounds are the first and the last.
     times = sorted({time for bound in bounds for time in bound.to_pylist() if time is not None})
     since = times[-_MOST_RUNS:][:1]
     scan = table.scan(f"{_TIME} >= '{since[0].isoformat()}'" if since else "true")

@@ -195,11 +195,11 @@ def metadata_rows(tables: InspectRows, common: CommonRows) -> MetadataRows:
 class FleetTables(ABC, Generic[T]):
     """The metadata tables of all tables whose names match a pattern, such as `sales.*`; by default of all.
 
-    The first column, `table`, is the name of the table. The others are those of `table.inspect`, with two differences:
+    The first column, `table`, is the name of the table. The others are as in `table.inspect`, with two differences:
     `partition` is a JSON object such as `{"day":"2026-01-31","country":"NO"}`, without fields that are null, since
     tables have different partitions; and `readable_metrics`, and `row` of `position_deletes`, are left out.
 
-    Options are those of `table.inspect`: `ref`, `as_of` and `columns`. A table that can't be read is an error that
+    The options are `ref`, `as_of` and `columns`, as in `table.inspect`. A table that can't be read is an error that
     names it. With `skip_broken=True` it is left out, and a warning is logged.
 
     All raise NoSuchTableError if the pattern matches no table.

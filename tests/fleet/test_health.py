@@ -47,8 +47,8 @@ def test_a_row_for_each_table(tmp_path: Path, kind: str) -> None:
         assert row["manifests"] == report.layout.data_manifests
         assert row["plan_bytes"] == report.layout.data_bytes + report.list_bytes
         assert (row["severity"], row["finding_count"], row["error"]) == ("medium", 1, None)
-        assert [(found["finding"], found["severity"], found["gain"]) for found in row["findings"]] == [
-            (found.finding, "medium", found.gain) for found in report.list_findings
+        assert [(each["finding"], each["severity"], each["gain"]) for each in row["findings"]] == [
+            (finding.finding, "medium", finding.gain) for finding in report.list_findings
         ]
         assert row["findings"][0]["command"].startswith(f"sparkmeta rewrite-data-files --catalog prod {name} ")
     empty = rows["db.empty"]
@@ -96,13 +96,13 @@ def test_each_broken_table_is_a_row(tmp_path: Path, version: int) -> None:
 def test_what_is_held(tmp_path: Path) -> None:
     """The states of tables, which hold their entries, are gone when other tables are at work."""
     states: WeakSet[Any] = WeakSet()
-    most = 0
+    largest = 0
 
     class Watched(FileSystemCatalog):
         def load_table(self, *arguments: Any, **named: Any) -> Any:
-            nonlocal most
+            nonlocal largest
             gc.collect()
-            most = max(most, len(states))
+            largest = max(largest, len(states))
             table = super().load_table(*arguments, **named)
             states.add(table.operations)
             return table
@@ -112,12 +112,12 @@ def test_what_is_held(tmp_path: Path) -> None:
         new_table(catalog, f"db.t{number}", appends=1)
     gc.collect()
     states.clear()
-    most = 0
+    largest = 0
     health = catalog.health(at_once=2)
     gc.collect()
     assert len(health.tables) == 6
     assert len(states) == 0
-    assert most <= 2
+    assert largest <= 2
 
 
 # -- which tables -----------------------------------------------------------------------------------------------------

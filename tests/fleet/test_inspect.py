@@ -1,4 +1,4 @@
-"""`catalog.inspect` and SQL: metadata tables over many tables have the rows of each table's own."""
+"""`catalog.inspect` and SQL: metadata tables over many tables have the rows of each table alone."""
 
 from __future__ import annotations
 
@@ -64,16 +64,19 @@ def as_json(partition: dict[str, Any] | None) -> str:
 
 
 def expected(tables: dict[str, Any], name: str) -> list[str]:
-    """The rows of each table's own metadata table, without what only some tables have."""
+    """The rows of a metadata table of each table alone, without what only some tables have."""
     rows = []
     for table_name, table in tables.items():
         for row in getattr(table.inspect.arrow, name)().to_pylist():
-            own = {key: value for key, value in row.items() if key not in LEFT_OUT}
+            compared = {key: value for key, value in row.items() if key not in LEFT_OUT}
             if name in ("entries", "all_entries"):
-                own["data_file"] = {**own["data_file"], "partition": as_json(own["data_file"].get("partition"))}
+                compared["data_file"] = {
+                    **compared["data_file"],
+                    "partition": as_json(compared["data_file"].get("partition")),
+                }
             elif "files" in name or name in ("partitions", "position_deletes"):
-                own["partition"] = as_json(own.get("partition"))
-            rows.append({"table": table_name, **own})
+                compared["partition"] = as_json(compared.get("partition"))
+            rows.append({"table": table_name, **compared})
     return sorted(map(comparable, rows))
 
 
