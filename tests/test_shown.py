@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.inspect.timeline import moments
+from sparkmeta.inspect.timeline import snapshots_by_time
 from tests.pictures import table_with_history
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_a_table_shows_its_history_and_refs(tmp_path: Path) -> None:
 
 def test_a_chart_of_a_long_history_keeps_the_snapshots_of_refs(tmp_path: Path) -> None:
     metadata = table_with_history(tmp_path, 1000, {"old": 2}).metadata
-    shown = moments(metadata, marked=[2], most=60)
+    shown = snapshots_by_time(metadata, marked=[2], limit=60)
     assert len(shown) < 70
     assert [(moment.refs, moment.marked) for moment in shown if moment.refs] == [(("old",), True), (("main",), False)]
     times = [moment.timestamp_ms for moment in shown]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Self
 
 from sparkmeta.changes.file_changes import snapshots_since
@@ -52,7 +52,7 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
-from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
+from sparkmeta.spec.metadata import ancestors_of, has_tree, lacks_definitions, refuse_encrypted
 from sparkmeta.spec.stream_epochs import earlier_repetition, with_epoch
 from sparkmeta.spec.summary import STREAM
 
@@ -202,12 +202,14 @@ class Progress:
         searches: the results of searches, by leaf.
         writer: writes the snapshot.
         added: the entries and manifests of new files.
+        validated: the head of the last attempt, up to which other commits don't conflict.
     """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
     searches: Searches = field(default_factory=Searches)
     writer: SnapshotWriter | None = None
     added: NewFiles | None = None
+    validated: Snapshot | None = None
 
     def writer_for(self, head: TableState, branch: str | None) -> SnapshotWriter:
         """Return the snapshot writer, a new one if the last attempt's files can't be used for this head."""
@@ -234,14 +236,28 @@ class Attempt:
     progress: Progress
     head: TableState
 
+    @cached_property
+    def start(self) -> int | None:
+        """The snapshot after which other commits may conflict: the last attempt's head, if the history still has it.
+
+        The snapshot of an earlier change of the transaction is another one in each attempt, in files of other names.
+        """
+        validated, head = self.progress.validated, self.head.snapshot
+        if validated is not None and head is not None:
+            for snapshot in ancestors_of(self.head.metadata, head.snapshot_id):
+                if snapshot.snapshot_id == validated.snapshot_id:
+                    is_same = snapshot.manifests_location == validated.manifests_location
+                    return validated.snapshot_id if is_same else self.changes.start
+        return self.changes.start
+
     def apply(self) -> TableMetadata:
         """Write the snapshot's manifests and return the table's metadata with the snapshot."""
         changes, progress = self.changes, self.progress
         refuse_other_columns(self._filters(), changes.started.metadata, self.head.metadata)
         for validation in changes.validations:
-            validate(self.head, validation, changes.conflicting, changes.start)
+            validate(self.head, validation, changes.conflicting, self.start)
         if changes.specs is not None:
-            refuse_other_specs(self.head, changes.specs, changes.start)
+            refuse_other_specs(self.head, changes.specs, self.start)
         if changes.moves_rows:
             refuse_new_row_ids(self.head, changes.read_snapshot)
         progress.names.next_attempt(self.head.metadata)
@@ -263,14 +279,15 @@ class Attempt:
         if not changes.are_new:
             refuse_duplicates(state, added, removal, progress.searches)
         if changes.new_paths:
-            refuse_added_paths(self.head, state, added, changes.start)
+            refuse_added_paths(self.head, state, added, self.start)
+        progress.validated = self.head.snapshot
         return writer.write(added, removal, lambda manifests: self._summary(added, removal, manifests))
 
     def _filters(self) -> Iterator[BooleanExpression | str]:
         """Yield the filters that this attempt binds."""
         yield from (matching.row_filter for matching in self.changes.filters)
         for validation in self.changes.validations:
-            if validation.row_filter is not None and snapshots_since(self.head, self.changes.start):
+            if validation.row_filter is not None and snapshots_since(self.head, self.start):
                 yield validation.row_filter
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
@@ -305,7 +322,7 @@ class Attempt:
 
     def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
         """Find the deletes that new deletion vectors replace."""
-        refuse_new_dvs(self.head, state, added, self.changes.removed, self.changes.start)
+        refuse_new_dvs(self.head, state, added, self.changes.removed, self.start)
         with self._conflicting():
             return replaced_deletes(state, added, removal, self.progress.searches)
 
@@ -320,15 +337,15 @@ class Attempt:
         """Refuse position delete files whose data files were replaced by other commits."""
         changes = self.changes
         for files, with_deletes in changes.referenced:
-            refuse_missing_data(state, files, changes.start, with_deletes=with_deletes)
-        if changes.referenced or not snapshots_since(state, changes.start):
+            refuse_missing_data(state, files, self.start, with_deletes=with_deletes)
+        if changes.referenced or not snapshots_since(state, self.start):
             return
         deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).relation(state)
         positional = where(deletes, is_kind(ContentType.POSITION_DELETES))
         if first(positional, sql.col("referenced_file").isNull()):
-            refuse_replaced_data(state, changes.start)
+            refuse_replaced_data(state, self.start)
         named = columns_of(positional, {"file_path": "referenced_file"})
-        refuse_missing_data(state, named, changes.start, with_deletes=False)
+        refuse_missing_data(state, named, self.start, with_deletes=False)
 
     def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
         """Find files by a filter. Raises CommitConflictError if others may have added a partly matching file."""
@@ -359,12 +376,12 @@ class Attempt:
         for replaced in changes.replaced:
             if replaced.files is files:
                 number = replaced.data_sequence_number
-                refuse_new_deletes(self.head, state, files, removal, changes.start, by_position=number is not None)
+                refuse_new_deletes(self.head, state, files, removal, self.start, by_position=number is not None)
                 if number is not None:
                     refuse_newer_data(state, files, removal, number)
-                    refuse_deletes_of_moved_rows(self.head, state, files, removal, added, changes.start)
+                    refuse_deletes_of_moved_rows(self.head, state, files, removal, added, self.start)
         for validation in changes.validations:
-            refuse_new_deletes(self.head, state, files, removal, changes.start, validation.row_filter)
+            refuse_new_deletes(self.head, state, files, removal, self.start, validation.row_filter)
         return removal
 
     def _summary(self, added: NewFiles, removal: Removal, manifests: LeafCounts) -> Summary:
