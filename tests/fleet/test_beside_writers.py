@@ -17,6 +17,7 @@ from tests.fleet.test_run import ROWS, Fleet, ids
 JOBS = """
 [jobs.rewrite_data_files]
 min_input_files = 2
+[jobs.remove_dangling_deletes]
 [jobs.rewrite_position_delete_files]
 [jobs.expire_snapshots]
 older_than = '0m'
