@@ -168,8 +168,8 @@ def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> 
     config.write_text(f"[jobs.compact_manifests]\n[[tables]]\nlocations = [{table.location()!r}]\n")
     done = submit("maintain.py", "--config", str(config), "--commit")
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    result = json.loads(line)
+    result, report = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (report["job"], report["plan"]["after"]["manifests"]) == ("report", 1)
     assert (result["job"], result["status"]) == ("compact_manifests", "committed")
     assert (result["findings"], result["committed"]["manifests_created"]) == (["small_manifests"], 1)
     assert "compact_manifests: committed" in done.stdout  # spark-submit joins both streams of Python
@@ -302,7 +302,7 @@ def test_parts_that_were_committed_before_a_conflict(
     with monkeypatch.context() as patch:
         only_the_first_commit_wins(patch)
         assert main_of("maintain.py")(["--config", str(config), "--commit"]) == 3
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (result["status"], result["error"]) == ("conflict", "another commit came first")
     assert (result["committed"]["commits"], result["committed"]["failed_commits"]) == (1, 1)
 

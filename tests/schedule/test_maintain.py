@@ -175,7 +175,7 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         results = list(run_maintenance(config, SessionSource(), commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
         assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
-        assert logged.count("  Traceback (most recent call last):") >= len(expected)
+        assert "\n".join(logged).count("\n  Traceback (most recent call last):") >= len(expected)
 
 
 @pytest.mark.parametrize(
