@@ -78,10 +78,11 @@ def test_writers_go_on(tmp_path: Path, soak: bool) -> None:
     seconds, pause = (3600, 1.0) if soak else (15, 0.5)
     fleet = Fleet(tmp_path)
     properties = {"write__delete__mode": "merge-on-read", "write__metadata__delete_after_commit__enabled": "true"}
-    few_versions = {"write__metadata__previous_versions_max": "10"}
+    # Writers merge manifests early, so that the size of the metadata is level within minutes.
+    few = {"write__metadata__previous_versions_max": "10", "commit__manifest__min_count_to_merge": "10"}
     writers = []
     for version in (2, 3, 4):
-        fleet.table(f"v{version}", files=0, version=version, **properties, **few_versions)
+        fleet.table(f"v{version}", files=0, version=version, **properties, **few)
         writers.append(Writer(fleet, f"v{version}", pause))
     config = fleet.config('side_by_side = 3\nlease = "1m"', JOBS)
     output = tmp_path / "results.jsonl"
