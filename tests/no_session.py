@@ -48,6 +48,7 @@ ARGUMENTS: dict[str, dict[str, Any] | None] = {
     "delete": {"row_filter": "id = 1"},
     "dynamic_partition_overwrite": {"df": ROWS},
     "equality_delete": {"df": ROWS, "equality_cols": ["id", "part"]},
+    "expire_rows": None,  # needs a column of times
     "file_changes": {"from_snapshot_id_exclusive": None},
     "filter": {"row_filter": "id = 1"},
     "from_pyiceberg": None,

@@ -182,7 +182,7 @@ class _Leaves:
         def summary() -> Any:
             return snapshot_summary("append", Tally(), Tally(), state.snapshot, {}, counts)
 
-        return NewSnapshot(state, base_root(state), "main", names).commit(TreeChange(added_leaves=leaves), summary)
+        return NewSnapshot(state, base_root(state), "main", names).write(TreeChange(added_leaves=leaves), summary)
 
     def _written(self, state: TableState, name: str) -> pa.Table:
         rows = file_rows(state)

@@ -99,7 +99,7 @@ class AppendManifest:
         added = pa.Table.from_pylist([row | counts | dict.fromkeys(none, 0)], schema=MANIFEST_FILE_SCHEMA)
         author = f"{self.worker}/{self.step}"
         summary = partial(Summary.model_validate, {"operation": "append", "author": author})
-        metadata = NewList(state, "main", self.names).commit(pa.concat_tables([added, state.manifest_files]), summary())
+        metadata = NewList(state, "main", self.names).write(pa.concat_tables([added, state.manifest_files]), summary())
         properties = {f"worker.{self.worker}": str(self.step), "author": author}
         return metadata.model_copy(update={"properties": {**metadata.properties, **properties}})
 
