@@ -48,7 +48,8 @@ def without_spark() -> Iterator[None]:
     """Run the jobs of compactions in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkmeta.commit.leaves.executor_writer", lambda _: None)
-        patch.setattr("sparkmeta.commit.compaction.rewrite", _rewrite)
+        patch.setattr("sparkmeta.commit.snapshot_writer.rewrite", _rewrite)
+        patch.setattr("sparkmeta.maintain.compact_manifests.rewrite", _rewrite)
         patch.setattr("sparkmeta.commit.compaction_job._masks", _masks)
         yield
 
@@ -59,6 +60,7 @@ def _rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: st
         sessions=None,
         metadata=state.metadata,
         types=state.types,
+        layout=state.layout,
         files=None,
         spark=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2")),
     )
