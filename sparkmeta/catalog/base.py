@@ -82,7 +82,6 @@ class Catalog(HoldsViews):
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
 
-    @abstractmethod
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
         identifier: Identifier,
@@ -97,7 +96,7 @@ class Catalog(HoldsViews):
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table.
+        """Create an empty table. The namespace of a table in folders need not exist.
 
         Args:
             schema: the columns: a schema of pyiceberg or Arrow, or of Spark, such as `df.schema`. Columns get new ids.
@@ -114,6 +113,34 @@ class Catalog(HoldsViews):
             UnsupportedError: the catalog or sparkmeta does not support tables of this format version.
             ValidationError: a column, a field of the layout or a property is invalid.
             CommitStateUnknownError: the catalog did not respond; the table may exist.
+        """
+        # Here, since loading a catalog should not load Arrow.
+        from sparkmeta.catalog.new_table import metadata_of_new_table
+
+        metadata_at = partial(
+            metadata_of_new_table,
+            schema=schema,
+            spec=partition_spec,
+            sort_order=sort_order,
+            properties=properties,
+            format_version=format_version,
+            partition_by=partition_by,
+            sort_by=sort_by,
+        )
+        return self._create_table(identifier, metadata_at, location, spark)
+
+    @abstractmethod
+    def _create_table(
+        self,
+        identifier: Identifier,
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
+    ) -> Table:
+        """Create an empty table; see `create_table`.
+
+        Args:
+            metadata_at: returns the metadata of the table in a folder.
         """
 
     def create_table_if_not_exists(  # noqa: PLR0913  the same as create_table

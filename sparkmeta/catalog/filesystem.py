@@ -6,11 +6,8 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
-
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
-from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names, first_names, folder_of
@@ -44,11 +41,8 @@ from sparkmeta.table import open_table, table_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow as pa
     from pyiceberg.io import FileIO
-    from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from sparkmeta.catalog.recovery import Recovery
     from sparkmeta.spec.metadata import TableMetadata
@@ -91,35 +85,14 @@ class FileSystemCatalog(Catalog):
         files = files_for(sessions, self.warehouse, self._io)
         return replace(open_table(self._folder(names), sessions, files), identifier=names)
 
-    def create_table(  # noqa: PLR0913  pyiceberg's own parameters
+    def _create_table(
         self,
         identifier: Identifier,
-        schema: Schema | pa.Schema | StructType,
-        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
-        sort_order: SortOrder = UNSORTED_SORT_ORDER,
-        properties: Mapping[str, str] | None = None,
-        *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        format_version: int | None = None,
-        location: str | None = None,
-        spark: SparkSession | None = None,
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
     ) -> Table:
-        """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
-        # Here, since loading a catalog should not load Arrow.
-        from sparkmeta.catalog.new_table import metadata_of_new_table
-
-        metadata_at = partial(
-            metadata_of_new_table,
-            schema=schema,
-            spec=partition_spec,
-            sort_order=sort_order,
-            properties=properties,
-            format_version=format_version,
-            partition_by=partition_by,
-            sort_by=sort_by,
-        )
-
+        """See `Catalog.create_table`."""
         names = as_names(identifier, 1)
         new_table = self._new_table(names, metadata_at, location, spark)
         new_table.operations.commit(None, new_table.metadata)

@@ -7,15 +7,12 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog import CatalogType, load_catalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
-from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.configuration import is_configured
@@ -67,13 +64,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    import pyarrow as pa
     from pyiceberg.catalog.glue import GlueCatalog
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.catalog.sql import SqlCatalog
-    from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from sparkmeta.catalog.recovery import Recovery
     from sparkmeta.operations.pointer import PointerOperations
@@ -137,35 +131,14 @@ class IcebergCatalog(Catalog):
         pointer = self._pointer_operations(names, table.state.files, table.metadata.table_uuid)
         return replace(table, operations=pointer or StaticOperations(table.version, self._refusal))
 
-    def create_table(  # noqa: PLR0913  pyiceberg's own parameters
+    def _create_table(
         self,
         identifier: Identifier,
-        schema: Schema | pa.Schema | StructType,
-        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
-        sort_order: SortOrder = UNSORTED_SORT_ORDER,
-        properties: Mapping[str, str] | None = None,
-        *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        format_version: int | None = None,
-        location: str | None = None,
-        spark: SparkSession | None = None,
+        metadata_at: Callable[[str], TableMetadata],
+        location: str | None,
+        spark: SparkSession | None,
     ) -> Table:
-        """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
-        # Here, since loading a catalog should not load Arrow.
-        from sparkmeta.catalog.new_table import metadata_of_new_table
-
-        metadata_at = partial(
-            metadata_of_new_table,
-            schema=schema,
-            spec=partition_spec,
-            sort_order=sort_order,
-            properties=properties,
-            format_version=format_version,
-            partition_by=partition_by,
-            sort_by=sort_by,
-        )
-
+        """See `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
         names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])
         if (rest := self._rest) is not None:
