@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 POLICY: Final = "sparkmeta.maintenance."
 """The beginning of the names of table properties with policies."""
 
-_SWITCHES = {"true": True, "false": False}
 # Options that could delete files of others, or files that are being written.
 _NOT_OF_TABLES = {"location", "force", "shared_location", "prefix_mismatch_mode", "equal_schemes", "equal_authorities"}
 
@@ -50,7 +49,7 @@ def jobs_of(configured: Mapping[str, Mapping[str, Any]], properties: Mapping[str
         if option:
             options[option] = _value(text, BY_NAME[job].options.get(option, "str"))
             BY_NAME[job].check_types(options, f"table property {POLICY}{job}")
-        elif (switch := _SWITCHES.get(text.lower())) is not None:
+        elif isinstance(switch := from_text(text.lower(), "bool"), bool):
             switches[job] = switch
         else:
             raise ValidationError(f"{problem}: expected true or false")

@@ -7,25 +7,21 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyiceberg.expressions import BooleanExpression, LessThan
+from pyiceberg.expressions import LessThan
 from pyiceberg.types import DateType, TimestampNanoType, TimestampType, TimestamptzNanoType, TimestamptzType
 
 from sparkmeta.checks import NAME, described, option
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import BranchOptions
-from sparkmeta.entries.live import is_kind
-from sparkmeta.entries.relation import collected, few_or_many, frame_of, grouped, select, some_columns, where
+from sparkmeta.entries.relation import collected, frame_of, grouped, names, select
 from sparkmeta.errors import ValidationError, shown, translated_errors
 from sparkmeta.expr import sql
 from sparkmeta.maintain.expire_snapshots import to_millis
 from sparkmeta.maintain.plans import SnapshotPlan, SnapshotPlanSummary
 from sparkmeta.operations.table_operations import TableT, refuse_read_only
-from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries, public_partition
-from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.progress import planning
-from sparkmeta.snapshot.search import live_relation
-from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import summary_number
+from sparkmeta.write.matching import ALL_MATCH, Matching
 from sparkmeta.write.transaction import RowTransaction
 
 if TYPE_CHECKING:
@@ -34,11 +30,11 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
 
-    from sparkmeta.entries.relation import Relation
+    from sparkmeta.entries.relation import collected, frame_of, grouped, names, select
 
 _ZONED, _LOCAL = (TimestamptzType, TimestamptzNanoType), (TimestampType, TimestampNanoType)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_IS_WHOLE = "all_rows"
+_SUMS = ("record_count", "file_size_in_bytes")
 _COUNTS = ("deleted-data-files", "deleted-records", "added-position-deletes")
 
 
@@ -146,9 +142,11 @@ class RowExpiryPlan(SnapshotPlan[TableT]):
     options: RowExpiryOptions
     bound: str
 
-    @property
-    def _row_filter(self) -> BooleanExpression:
-        return LessThan(self.options.column, self.bound)  # type: ignore[arg-type, call-arg]
+    @cached_property
+    def _matching(self) -> Matching:
+        """The files of the branch that may have older rows."""
+        row_filter = LessThan(self.options.column, self.bound)  # type: ignore[arg-type, call-arg]
+        return Matching(self._state, row_filter)
 
     def to_df(self) -> DataFrame:
         """Return one row for each file that may have rows to delete. May run jobs.
@@ -156,72 +154,52 @@ class RowExpiryPlan(SnapshotPlan[TableT]):
         Columns: file_path, partition (if the table has partition fields), record_count, file_size_in_bytes, all_rows
         (whether all rows are deleted, so that the file is removed without being read).
         """
-        return frame_of(self._files, self._state)
+        files = self._matching.candidates
+        shown = [name for name in ("file_path", "partition", *_SUMS) if name in names(files)]
+        columns = [*(sql.col(name).alias(name) for name in shown), sql.col(ALL_MATCH).alias("all_rows")]
+        return frame_of(select(files, columns), self._state)
 
     @planning
     def summary(self) -> RowExpirySummary:
         """Return the plan in numbers. May run jobs."""
-        figures = {
-            "files": sql.call("sum", 1),
-            "records": sql.call("sum", sql.col("record_count")),
-            "bytes": sql.call("sum", sql.col("file_size_in_bytes")),
-        }
+        figures = {"files": sql.call("sum", 1)} | {name: sql.call("sum", sql.col(name)) for name in _SUMS}
         with translated_errors():
-            rows = collected(grouped(self._files, sql.columns(_IS_WHOLE), sql.named(figures))).to_pylist()
-        removed, others = ({**dict.fromkeys(figures, 0), **_row_of(rows, is_whole)} for is_whole in (True, False))
+            rows = collected(grouped(self._matching.candidates, sql.columns(ALL_MATCH), sql.named(figures))).to_pylist()
+        by_kind = {row[ALL_MATCH]: row for row in rows}
+        removed, others = ({**dict.fromkeys(figures, 0), **by_kind.get(is_whole, {})} for is_whole in (True, False))
         return RowExpirySummary(
             self.table.full_name,
             self._snapshot_id,
             self.options.column,
             self.bound,
             removed["files"],
-            removed["records"],
-            removed["bytes"],
+            removed["record_count"],
+            removed["file_size_in_bytes"],
             others["files"],
-            others["bytes"],
+            others["file_size_in_bytes"],
             not self.options.whole_files,
         )
-
-    @cached_property
-    def _files(self) -> Relation:
-        """The files that may have rows to delete, as `to_df` returns them."""
-        state, scan = self._state, ScanFilter.of(self._state, self._row_filter)
-        wanted = ("version_info", "content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes")
-        entries = live_relation(state, prune_manifests(scan).data, state.projection(wanted, scan.filter_ids))
-        columns = {
-            "file_path": sql.col("location"),
-            **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
-            "record_count": sql.col("record_count"),
-            "file_size_in_bytes": sql.col("file_size_in_bytes"),
-            _IS_WHOLE: all_rows_match(scan),
-        }
-        files = where(matching_entries(entries, scan), is_kind(ContentType.DATA))
-        return few_or_many(select(files, sql.named(columns)), state)
 
     def _commit(self) -> TableT:
         if self.summary().is_empty:
             return self.table
         transaction, options = RowTransaction(self.table), self.options
         if options.whole_files:
-            removed = some_columns(where(self._files, sql.col(_IS_WHOLE)), ["file_path"])
-            transaction.update_snapshot(options.branch, options.snapshot_properties).delete(removed)
+            update = transaction.update_snapshot(options.branch, options.snapshot_properties)
+            update.delete(self._matching.whole_files)
         else:
-            row_filter, properties = self._row_filter, options.snapshot_properties
+            row_filter, properties = self._matching.row_filter, options.snapshot_properties
             transaction.delete(row_filter, branch=options.branch, snapshot_properties=properties)
         return transaction.commit()
 
     def _outcome(self) -> dict[str, Any] | None:
-        if not self._committed or self._committed[0] is self.table:
+        if not self._committed:
             return None
         head = self._committed[0].metadata.snapshot_by_name(self.options.branch)
         if head is None or head.snapshot_id == self._snapshot_id:
             return None
         counts = {name: summary_number(head, name) or 0 for name in _COUNTS}
         return {"snapshot_id": head.snapshot_id} | {name.replace("-", "_"): count for name, count in counts.items()}
-
-
-def _row_of(rows: list[dict[str, Any]], is_whole: bool) -> dict[str, Any]:
-    return next((row for row in rows if row[_IS_WHOLE] == is_whole), {})
 
 
 def plan_row_expiry(table: TableT, options: RowExpiryOptions) -> RowExpiryPlan[TableT]:

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 FILE, POSITION = "_file", "_pos"
-_ALL_MATCH: Final = "all_match"
+ALL_MATCH: Final = "all_match"
+"""The column of `Matching.candidates` that says whether all rows of a file match, as its metadata proves."""
 # Up to this many rows, all masks together take at most about 16 MiB, so the driver collects them at once.
 _FEW_ROWS: Final = 8 * (16 << 20)
 # Bytes of data files that a task searches, and the minimum number of tasks.
@@ -58,7 +59,8 @@ _LEAST_TASKS: Final = 4
 Masks: TypeAlias = pa.Table | DataFrame
 """Rows of `MASK_SCHEMA`: a table on the driver if there are few, otherwise a DataFrame that Spark keeps."""
 _SAME_PATH: Final = {"file_path": "file_path"}
-_ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
+_SIZES: Final = ("record_count", "file_size_in_bytes")
+_ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", *_SIZES)
 
 
 def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
@@ -103,8 +105,8 @@ class Matching:
         return ScanFilter.of(self.state, self.row_filter)
 
     @cached_property
-    def _candidates(self) -> Relation:
-        """The data files that may match: `file_path`, search hints, and whether all of their rows match.
+    def candidates(self) -> Relation:
+        """The data files that may match: `file_path`, search hints, sizes, and whether all rows match (`ALL_MATCH`).
 
         If there are few, they are a table on the driver; for others, runs jobs.
         """
@@ -115,14 +117,16 @@ class Matching:
             "spec_id": sql.col("partition_spec_id"),
             **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
             "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
-            _ALL_MATCH: sql.lit(False) if self.by_rows else all_rows_match(scan),
+            "record_count": sql.col("record_count"),
+            "file_size_in_bytes": sql.col("file_size_in_bytes"),
+            ALL_MATCH: sql.lit(False) if self.by_rows else all_rows_match(scan),
         }
         data = where(matching_entries(live_relation(state, manifests, projection), scan), is_kind(ContentType.DATA))
         return few_or_many(select(data, sql.named(columns)), state)
 
     def _files(self, *, all_match: bool) -> Relation:
-        judged = where(self._candidates, sql.col(_ALL_MATCH) == sql.lit(all_match))
-        return some_columns(judged, [name for name in names(judged) if name != _ALL_MATCH])
+        judged = where(self.candidates, sql.col(ALL_MATCH) == sql.lit(all_match))
+        return some_columns(judged, [name for name in names(judged) if name not in (ALL_MATCH, *_SIZES)])
 
     def _has(self, *, all_match: bool) -> bool:
         return has_rows(self._files(all_match=all_match))
