@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -34,7 +35,7 @@ class Request(NamedTuple):
     """A request that the server got.
 
     Attributes:
-        key: empty if it lists a bucket.
+        key: the prefix if it lists a bucket.
         action: what Glue is asked to do; empty for S3.
         token: of the client's session.
     """
@@ -132,6 +133,7 @@ class S3Server:
 
         def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
+            key = key or dict(parse_qsl(environ["QUERY_STRING"])).get("prefix", "")
             action = environ.get("HTTP_X_AMZ_TARGET", "").removeprefix("AWSGlue.")
             part, token = (environ.get(f"HTTP_{name}", "") for name in ("RANGE", "X_AMZ_SECURITY_TOKEN"))
             request = Request(environ["REQUEST_METHOD"], key, part, action, token)

@@ -157,8 +157,13 @@ class Life:
         assert self.table.scan("price = 0.5").count() == sum(price == 0.5 for _, _, price in self.rows.values())
 
     def maintain(self) -> None:
-        assert {*JOBS, "check", "upgrade", "downgrade"} == set(BY_NAME), "a job that no life has"
+        assert {*JOBS, "expire_rows", "check", "upgrade", "downgrade"} == set(BY_NAME), "a job that no life has"
         self.table.maintenance.health().findings().collect()
+        limit = START + timedelta(days=1, seconds=20)
+        gone = [i for i, (_, at, _) in self.rows.items() if at and at < limit]
+        assert gone
+        self.table.maintenance.expire_rows("at", limit).commit()
+        self.step(self.table.refresh(), **named(dict.fromkeys(gone)))
         orphan = Path(local_path(self.table.location()), "data", "left.parquet")
         orphan.write_bytes(b"left")
         for name, calls in JOBS.items():

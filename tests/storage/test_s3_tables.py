@@ -333,5 +333,5 @@ def test_requests_of_a_plan(
         with s3.counted() as sent:
             paths(catalog.load_table("shop.tree", spark))
         opened = {request.key for request in sent if request.method == "GET"}
-        assert len(opened) == 3, "the metadata, the root, a leaf"
+        assert len(opened) == 3, f"the metadata, the root, a leaf: {opened}"
         assert methods(sent) == {method: count * 3 for method, count in each.items()}
