@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,6 +186,7 @@ _CODEC = "write.manifest.compression-codec"
 _CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
 
 
+@lru_cache(maxsize=64)
 def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
     """Return the Avro schema of entries with a partition tuple (table spec, Manifests)."""
     from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS

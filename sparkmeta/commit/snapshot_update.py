@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
 
 from sparkmeta.changes.file_changes import snapshots_since
 from sparkmeta.checks import FLAG, WHOLE, is_whole
@@ -166,6 +168,13 @@ class ChangeSet:
         filters = [matching.row_filter for matching in self.filters]
         partitions_of = [replaced.files for replaced in self.partitions_of]
         return Operation(filters, partitions_of, bool(self.removed), adds_deletes)
+
+    @property
+    def appends_in_memory(self) -> bool:
+        """Whether the update only adds data files, whose descriptions are in memory."""
+        added = [part for part in self.added if part.kinds == DATA and isinstance(part.files, pa.Table)]
+        others = replace(self, added=[], properties={}, are_new=False)
+        return added == self.added != [] and others == ChangeSet(self.started, self.target, {})
 
     @property
     def moves_rows(self) -> bool:
@@ -450,6 +459,11 @@ class SnapshotStep:
             recorded = self.key.recorded_by(history)
             self.repetition_of = recorded or earlier_repetition(metadata, self.target.branch, history, self.key)
         return self.repetition_of is not None
+
+    @property
+    def appends_in_memory(self) -> bool:
+        """Whether the snapshot only adds data files that are in memory, and records no idempotency key."""
+        return self.key is None and self.target.wap_id is None and self.changes.appends_in_memory
 
     @property
     def head(self) -> TableState:
