@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
@@ -15,13 +14,24 @@ from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, 
 from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.commit.options import BranchOptions
 from sparkmeta.commit.removed_files import Removal, removal_of
+from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.projection import DV_COLUMNS
-from sparkmeta.entries.relation import frame_of, select
+from sparkmeta.entries.relation import (
+    beside,
+    broadcast,
+    frame_of,
+    grouped,
+    names,
+    select,
+    some_columns,
+    where,
+    with_columns,
+)
 from sparkmeta.entries.tally import KindCount
 from sparkmeta.expr import sql
 from sparkmeta.maintain.plans import RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4, refuse_read_only
-from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
+from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.progress import planning
 from sparkmeta.snapshot.search import live_manifests
@@ -41,44 +51,46 @@ ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
 """The columns of delete entries that `public_rows` shows."""
 
 # The scopes of a delete entry, and the least sequence number of the live data files in each scope.
-_PATH, _PARTITION = "deleted_path", "deleted_partition"
+_PATH, _PARTITION, _TABLE = "deleted_path", "deleted_partition", "deleted_table"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "oldest_of_file", "oldest_of_partition", "oldest_of_table"
-_DATA_PATH, _DATA_PARTITION = "data_path", "data_partition"
+_DATA_PATH, _DATA_PARTITION, _DATA_TABLE, _NUMBER = "data_path", "data_partition", "data_table", "number"
 
 
-def dangling_deletes(state: TableState) -> DataFrame:
-    """Return the live delete entries that apply to no live data file of the snapshot, lazily.
+def dangling_deletes(state: TableState) -> Relation:
+    """Return the live delete entries that apply to no live data file of the snapshot; a DataFrame is lazy.
 
     Statistics are not considered. Position deletes that a deletion vector of their file supersedes are not considered
     either. Deletes that contradict the rules of planning stay, such as a deletion vector that is older than its data
     file.
     """
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
-    entries = state.live_entries(live_manifests(state.delete_manifests), projection)
-    scopes = (data_path().alias(_PATH).selected, partition_key(state).alias(_PARTITION).selected)
+    entries = where(state.relation(live_manifests(state.delete_manifests), projection), is_live_entry())
+    scopes = data_path().alias(_PATH), partition_key(state).alias(_PARTITION), sql.lit(1).alias(_TABLE)
     data = _data(state)
-    by_partition = data.groupBy(_DATA_PARTITION).agg(F.min(_OF_FILE).alias(_OF_PARTITION))
-    by_file = data.groupBy(_DATA_PATH).agg(F.min(_OF_FILE).alias(_OF_FILE))
-    compared = entries.selectExpr("*", *scopes)
-    compared = compared.join(by_file, F.expr(f"{_PATH} = {_DATA_PATH}"), "left")
-    compared = compared.join(by_partition, F.expr(f"{_PARTITION} <=> {_DATA_PARTITION}"), "left")
-    if any(map(is_global, state.specs.values())):
-        oldest_of_table = by_partition.agg(F.min(_OF_PARTITION).alias(_OF_TABLE))
-        compared = compared.crossJoin(F.broadcast(oldest_of_table))
-    else:
-        compared = compared.withColumn(_OF_TABLE, F.lit(None).cast("long"))
-    return compared.where((~_applies(state)).text).select(*entries.columns)
+    by_file = _oldest(data, _DATA_PATH, _OF_FILE)
+    by_partition = _oldest(data, _DATA_PARTITION, _OF_PARTITION)
+    compared = beside(with_columns(entries, *scopes), by_file, _PATH, _DATA_PATH)
+    compared = beside(compared, by_partition, _PARTITION, _DATA_PARTITION)
+    compared = beside(compared, broadcast(_oldest(data, _DATA_TABLE, _OF_TABLE)), _TABLE, _DATA_TABLE)
+    return some_columns(where(compared, ~_applies(state)), names(entries))
 
 
-def _data(state: TableState) -> DataFrame:
-    """Return the path, partition and sequence number of each live data file; unknown numbers are 0."""
+def _data(state: TableState) -> Relation:
+    """Return the scopes and the sequence number of each live data file; unknown numbers are 0."""
     projection = state.projection(("location", "partition_spec_id", "version_info"))
-    entries = state.live_entries(live_manifests(state.data_manifests), projection)
-    return entries.selectExpr(
-        sql.col("location").alias(_DATA_PATH).selected,
-        partition_key(state).alias(_DATA_PARTITION).selected,
-        sql.coalesce(sql.col(SEQUENCE), 0).alias(_OF_FILE).selected,
-    )
+    entries = where(state.relation(live_manifests(state.data_manifests), projection), is_live_entry())
+    columns = {
+        _DATA_PATH: sql.col("location"),
+        _DATA_PARTITION: partition_key(state),
+        _DATA_TABLE: sql.lit(1),
+        _NUMBER: sql.coalesce(sql.col(SEQUENCE), 0),
+    }
+    return select(entries, sql.named(columns))
+
+
+def _oldest(data: Relation, scope: str, name: str) -> Relation:
+    """Return the least sequence number of the data files in each value of a scope."""
+    return grouped(data, sql.columns(scope), [sql.call("min", sql.col(_NUMBER)).alias(name)])
 
 
 def _applies(state: TableState) -> Sql:
@@ -163,7 +175,7 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     _doing = "Rewriting delete manifests"
 
     @cached_property
-    def _entries(self) -> DataFrame:
+    def _entries(self) -> Relation:
         return dangling_deletes(self._state)
 
     @cached_property

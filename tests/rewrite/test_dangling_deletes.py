@@ -12,7 +12,10 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError
+from sparkmeta.session import SessionSource
 from tests.command_line import invoke
+from tests.commit.test_lost_attempts import ROWS, Overtaken, appended, rows
+from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
 from tests.peers.java import Java
@@ -127,9 +130,17 @@ def live_deletes(table: sm.Table) -> dict[str, tuple[Any, ...]]:
     return {row["data_file"]["file_path"]: (str(tuple(row)[1:])) for row in entries.collect()}
 
 
+@pytest.mark.parametrize("driver_bytes", [None, "0"], ids=["driver", "spark"])
 @pytest.mark.parametrize("seed", range(20) if SOAK else [5])
-def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_what_dangles_and_nothing_else(
+    spark: SparkSession, tmp_path: Path, seed: int, driver_bytes: str | None
+) -> None:
     """In a table of lists, and after its upgrade in a tree: as a model says, by all rules at once."""
+    with configured(spark, {} if driver_bytes is None else {"spark.sparkmeta.driver-manifest-bytes": driver_bytes}):
+        remove_what_dangles(spark, tmp_path, seed)
+
+
+def remove_what_dangles(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     version = 2 + seed % 2
     model = RandomTable(tmp_path, random.Random(seed), version)
     before = sm.load_table(f"file://{tmp_path}", spark=spark)
@@ -156,6 +167,28 @@ def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed
     assert masked.maintenance.remove_dangling_deletes().summary().is_empty
     assert masked.check().isEmpty()
     assert masked.current_snapshot().summary.additional_properties["why"] == "tidy"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_beside_a_writer(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt looks for dangling deletes again, without Spark."""
+    monkeypatch.setattr(SessionSource, "get", lambda _: pytest.fail("a session is asked for"))
+    catalog = sm.load_catalog("c", type="hadoop", warehouse=tmp_path.as_uri())
+    properties = {"write.delete.mode": "merge-on-read", "commit.retry.min-wait-ms": "1"}
+    table = catalog.create_table("db.t", ROWS, partition_by=["part"], format_version=version, properties=properties)
+    for part in range(3):
+        table = table.append(rows(part * 10, part * 10 + 1, part=part))
+    table = table.equality_delete(rows(0, 10, part=0), ["id"]).equality_delete(rows(20, part=2), ["id"])
+    table = table.delete("part = 0").delete("part = 1")
+    count = table.inspect.arrow.delete_files().num_rows
+    plan = table.maintenance.remove_dangling_deletes()
+    assert plan.summary().equality_delete_files == count - 1
+    overtaken = Overtaken(table, monkeypatch, [appended(number) for number in range(3)])
+    after = plan.commit()
+    assert overtaken.attempts == 4
+    assert after.inspect.arrow.delete_files().num_rows == 1
+    assert sorted(after.scan().to_arrow().column("id").to_pylist()) == [21, 100, 101, 102]
+    assert not after.arrow.check().to_pylist()
 
 
 def check_removed(before: sm.Table, after: sm.Table, dangling: set[str], remaining: dict[str, tuple[Any, ...]]) -> None:
