@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -240,8 +239,6 @@ _LONG_KEYS = ("snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp
 _REQUIRED_KEYS = {"snapshot-id", "timestamp-ms", "manifest-list"}
 # Keys of rare snapshots, and names of attributes, which pydantic takes for keys.
 _RARE_KEYS = {"manifests", "root-manifest", "key-id"} | Snapshot.model_fields.keys() - {"summary"}
-# pydantic refuses surrogates that are not in pairs.
-_SURROGATE = re.compile(r"\\u[dD]")
 
 
 def stored_snapshot(document: Any, text: str) -> StoredSnapshot:
@@ -268,7 +265,6 @@ def stored_snapshot(document: Any, text: str) -> StoredSnapshot:
         and (schema_id is None or (type(schema_id) is int and -(1 << 31) <= schema_id < 1 << 31))
         and (summary is None or (isinstance(summary, dict) and all(isinstance(v, str) for v in summary.values())))
         and (isinstance(location, str) and is_absolute(location) and not location.lower().endswith(".parquet"))
-        and _SURROGATE.search(text) is None
     )
     if not is_valid:
         raise ValueError("it may be invalid")

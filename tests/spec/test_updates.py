@@ -42,8 +42,9 @@ def tree() -> TableMetadata:
 
 def written(metadata: TableMetadata) -> Any:
     text = serialize_table_metadata(metadata)
-    assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
-    return json.loads(text)
+    document = json.loads(text)
+    assert json.loads(serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION))) == document
+    return document
 
 
 def snapshot(snapshot_id: int = 99, **changes: Any) -> Snapshot:
