@@ -391,7 +391,7 @@ class Table(BaseTable, RowChanges):
 
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots that have not expired."""
-        return self.metadata.snapshots
+        return [*self.metadata.snapshots]
 
     def history(self) -> list[SnapshotLogEntry]:
         """Return the snapshot log: when each snapshot became current, oldest first."""
@@ -435,7 +435,7 @@ class Table(BaseTable, RowChanges):
             "location": self.location(),
             "format version": self.format_version,
             "current snapshot": snapshot.snapshot_id if snapshot else "none",
-            "snapshots": len(self.snapshots()),
+            "snapshots": len(self.metadata.snapshots),
             "refs": ", ".join(list(self.refs())[:10]),
             "columns": len(self.schema().fields),
             "partitioned by": ", ".join(partition_terms(self.spec(), self.schema())[:10]) or "nothing",

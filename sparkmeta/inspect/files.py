@@ -261,7 +261,7 @@ def partitions(state: TableState) -> MetadataRows:
 
 def _snapshots(state: TableState) -> pa.Table:
     """Return snapshot_id, committed_at and sequence_number of the snapshots."""
-    snapshots = state.metadata.snapshots
+    snapshots = state.metadata.stored_snapshots
     columns = {
         "snapshot_id": pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64()),
         "committed_at": pa.array([snapshot.timestamp_ms * 1000 for snapshot in snapshots], pa.timestamp("us", "UTC")),

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkmeta.errors import NoSuchSnapshotError
-from sparkmeta.spec.metadata import ancestors_of
+from sparkmeta.spec.metadata import lineage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkmeta.snapshot.state import TableState
+    from sparkmeta.spec.metadata import Snapshot
 
 TIMESTAMPTZ = pa.timestamp("us", "UTC")
 
@@ -58,8 +61,18 @@ _METADATA_LOG_ENTRIES = pa.schema(
 )
 
 
+# The models and rows of many more snapshots would take much memory.
+_SNAPSHOTS_AT_ONCE = 1_000
+
+
 def snapshots(state: TableState) -> pa.Table:
     """Return a row for each snapshot that has not expired."""
+    starts = range(0, len(state.metadata.snapshots), _SNAPSHOTS_AT_ONCE)
+    parts = [_snapshots(state.metadata.snapshots[start : start + _SNAPSHOTS_AT_ONCE]) for start in starts]
+    return pa.concat_tables([_SNAPSHOTS.empty_table(), *parts])
+
+
+def _snapshots(some: Sequence[Snapshot]) -> pa.Table:
     rows = (
         {
             "committed_at": _micros(snapshot.timestamp_ms),
@@ -69,7 +82,7 @@ def snapshots(state: TableState) -> pa.Table:
             "manifest_list": snapshot.manifests_location,
             "summary": list(snapshot.summary.additional_properties.items()) if snapshot.summary else None,
         }
-        for snapshot in state.metadata.snapshots
+        for snapshot in some
     )
     return pa.Table.from_pylist(list(rows), _SNAPSHOTS)
 
@@ -80,10 +93,10 @@ def history(state: TableState) -> pa.Table:
     Raises:
         CorruptFileError: a snapshot is its own ancestor.
     """
-    ancestors = {snapshot.snapshot_id for snapshot in ancestors_of(state.metadata, state.metadata.current_snapshot_id)}
+    ancestors = {snapshot.snapshot_id for snapshot in lineage_of(state.metadata, state.metadata.current_snapshot_id)}
     rows = []
     for entry in state.metadata.snapshot_log:
-        snapshot = state.metadata.snapshot_by_id(entry.snapshot_id)
+        snapshot = state.metadata.stored_by_id.get(entry.snapshot_id)
         rows.append(
             {
                 "made_current_at": _micros(entry.timestamp_ms),

@@ -25,6 +25,7 @@ from sparkmeta.session import local_frame
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.metadata_model import StoredSnapshots
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.text import counted
 
@@ -193,7 +194,7 @@ class ExpiryPlan(TablePlan[TableT]):
 
     def snapshots(self) -> DataFrame:
         """Return the snapshots that expire, with the columns of `table.inspect.snapshots()`. Runs no job."""
-        metadata = self.table.metadata.model_copy(update={"snapshots": [*self._expired.snapshots]})
+        metadata = self.table.metadata.model_copy(update={"snapshots": StoredSnapshots(self._expired.snapshots)})
         state = replace(self.table.state, metadata=metadata)
         return local_frame(state.spark, snapshot_rows(state))
 
@@ -265,7 +266,7 @@ class ExpiryPlan(TablePlan[TableT]):
         planned, count = self._files, None
         # A REST catalog accepts the commit although the catalog has snapshots that the commit's base lacks.
         base, after = step.base.metadata, committed.metadata
-        has_added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
+        has_added = any(snapshot.snapshot_id not in base.stored_by_id for snapshot in after.stored_snapshots)
         if has_added or base is not self.table.metadata:
             expired = choose_expired(base, self.rules)
             state = replace(step.base, metadata=with_removed(after, base))

@@ -275,14 +275,14 @@ def refuse_other_table(location: str, table_uuid: UUID | None, expected: UUID | 
 
 def new_snapshot_ids(base: TableVersion | None, new: TableMetadata) -> set[int]:
     """Return the ids of the snapshots that a commit adds, which no other commit has."""
-    before = {snapshot.snapshot_id for snapshot in base.metadata.snapshots} if base is not None else set()
-    return {snapshot.snapshot_id for snapshot in new.snapshots} - before
+    before = {snapshot.snapshot_id for snapshot in base.metadata.stored_snapshots} if base is not None else set()
+    return {snapshot.snapshot_id for snapshot in new.stored_snapshots} - before
 
 
 def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
     """Return whether the table has one of the snapshots, or had it as its current one."""
     logged = (entry.snapshot_id for entry in metadata.snapshot_log)
-    return bool(snapshot_ids.intersection(logged) or any(map(metadata.snapshot_by_id, snapshot_ids)))
+    return bool(snapshot_ids.intersection(logged) or not snapshot_ids.isdisjoint(metadata.stored_by_id))
 
 
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:

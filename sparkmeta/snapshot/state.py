@@ -163,7 +163,7 @@ class TableState:
     @cached_property
     def has_trees(self) -> bool:
         """Whether some snapshot of the table has a metadata tree."""
-        return self.tree is not None or any(snapshot.has_root for snapshot in self.metadata.snapshots)
+        return self.tree is not None or any(snapshot.has_root for snapshot in self.metadata.stored_snapshots)
 
     @cached_property
     def manifest_files(self) -> pa.Table:

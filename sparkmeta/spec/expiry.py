@@ -11,14 +11,15 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from sparkmeta.checks import at_least
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.metadata import ancestors_of, snapshot_of
+from sparkmeta.spec.metadata import lineage_of, snapshot_of
+from sparkmeta.spec.metadata_model import StoredSnapshots
 from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.table_properties import number_property
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.spec.metadata_model import SnapshotLogEntry, SnapshotRef
+    from sparkmeta.spec.metadata_model import AnySnapshot, SnapshotLogEntry, SnapshotRef
 
 GC_ENABLED = "gc.enabled"
 _MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
@@ -64,7 +65,7 @@ class Expired:
         refs: the names of branches and tags.
     """
 
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[AnySnapshot, ...]
     refs: tuple[str, ...]
 
 
@@ -83,36 +84,35 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     refuse_without_gc(metadata)
     if rules.retain_last is not None:
         at_least(1).check("retain_last", rules.retain_last)
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     max_age = _property(metadata, _MAX_SNAPSHOT_AGE, _FIVE_DAYS_MS)
     cutoff = rules.now_ms - max_age if rules.older_than_ms is None else rules.older_than_ms
     least = rules.retain_last or max(1, _property(metadata, _MIN_SNAPSHOTS, 1))
-    refs = {name: ref for name, ref in metadata.refs.items() if _stays(name, ref, by_id, metadata, rules.now_ms)}
+    refs = {name: ref for name, ref in metadata.refs.items() if _stays(name, ref, metadata, rules.now_ms)}
     _check_named(metadata, rules.snapshot_ids, refs)
     retained, referenced = {ref.snapshot_id for ref in refs.values()}, set[int]()
     for ref in refs.values():
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
             oldest = cutoff if ref.max_snapshot_age_ms is None else rules.now_ms - ref.max_snapshot_age_ms
-            ancestors = [*ancestors_of(metadata, ref.snapshot_id)]
+            ancestors = [*lineage_of(metadata, ref.snapshot_id)]
             retained |= _retained(ancestors, oldest, ref.min_snapshots_to_keep or least)
             referenced |= {snapshot.snapshot_id for snapshot in ancestors}
         else:
             referenced.add(ref.snapshot_id)
     retained |= {
         snapshot.snapshot_id
-        for snapshot in metadata.snapshots
+        for snapshot in metadata.stored_snapshots
         if snapshot.snapshot_id not in referenced and snapshot.timestamp_ms >= cutoff
     }
     retained -= set(rules.snapshot_ids)
     return Expired(
-        tuple(snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in retained),
+        tuple(snapshot for snapshot in metadata.stored_snapshots if snapshot.snapshot_id not in retained),
         tuple(sorted(metadata.refs.keys() - refs.keys())),
     )
 
 
 def expired_ids(metadata: TableMetadata, expired: Expired) -> set[int]:
     """Return the ids of expiring snapshots, and of missing snapshots whose statistics are still listed."""
-    ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+    ids = {snapshot.snapshot_id for snapshot in metadata.stored_snapshots}
     ids_with_statistics = {file.snapshot_id for file in (*metadata.statistics, *metadata.partition_statistics)}
     return {snapshot.snapshot_id for snapshot in expired.snapshots} | (ids_with_statistics - ids)
 
@@ -132,7 +132,7 @@ def without_expired(
         now_ms: the time of the change, in milliseconds since 1970.
     """
     removed = expired_ids(metadata, expired)
-    snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in removed]
+    snapshots = StoredSnapshots(each for each in metadata.stored_snapshots if each.snapshot_id not in removed)
     log = [entry for entry in metadata.snapshot_log if entry.snapshot_id not in removed]
     changes: dict[str, Any] = {
         "snapshots": snapshots,
@@ -204,10 +204,10 @@ def refuse_without_gc(metadata: TableMetadata) -> None:
         raise ValidationError(f"{metadata.location}: {problem}, so that none is deleted")
 
 
-def _stays(name: str, ref: SnapshotRef, by_id: dict[int, Snapshot], metadata: TableMetadata, now_ms: int) -> bool:
+def _stays(name: str, ref: SnapshotRef, metadata: TableMetadata, now_ms: int) -> bool:
     if name == MAIN_BRANCH:
         return True
-    head = by_id.get(ref.snapshot_id)
+    head = metadata.stored_by_id.get(ref.snapshot_id)
     if head is None:
         return False
     max_age = ref.max_ref_age_ms
@@ -226,7 +226,7 @@ def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dic
             )
 
 
-def _retained(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:
+def _retained(lineage: list[AnySnapshot], oldest_ms: int, least: int) -> set[int]:
     """Return the ids of a lineage's newest snapshots, until one is too old and not among the first `least`."""
     end = next(
         (index for index, snapshot in enumerate(lineage) if index >= least and snapshot.timestamp_ms < oldest_ms),

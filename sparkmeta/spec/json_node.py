@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import uuid
 import zlib
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pyiceberg.typedef import IcebergBaseModel
 from sparkmeta.errors import CorruptFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 GZIP = b"\x1f\x8b"
@@ -124,12 +125,72 @@ def parse_json(data: bytes, location: str) -> JsonNode:
     Raises:
         CorruptFileError: The bytes are not valid JSON.
     """
+    return JsonNode(json_value(json_text(data, location), location), location)
+
+
+def json_text(data: bytes, location: str) -> str:
+    """Return the text of a JSON file. Raises CorruptFileError, see `parse_json`."""
     try:
-        return JsonNode(json.loads(data.decode(json.detect_encoding(data))), location)
-    except RecursionError:
-        raise CorruptFileError(location, "document", data[:40], "it is nested too deeply") from None
-    except ValueError as error:  # including UnicodeDecodeError, JSONDecodeError and the limit of integer digits
+        return data.decode(json.detect_encoding(data))
+    except UnicodeDecodeError as error:
         raise CorruptFileError(location, "document", data[:40], f"not valid JSON: {error}") from None
+
+
+def json_value(text: str, location: str) -> Any:
+    """Return the value of a JSON text. Raises CorruptFileError, see `parse_json`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise CorruptFileError(location, "document", text[:40].encode(), "it is nested too deeply") from None
+    except ValueError as error:  # including JSONDecodeError and the limit of integer digits
+        raise CorruptFileError(location, "document", text[:40].encode(), f"not valid JSON: {error}") from None
+
+
+_decoded = json.JSONDecoder().raw_decode
+_MARK = re.compile(r"[ \t\n\r]*([\[\]{},:]?)[ \t\n\r]*")
+
+
+def json_object(text: str, array: str, item: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Return the object of a JSON text, without decoding all elements of a large array at once.
+
+    Args:
+        text: The JSON text.
+        array: The key of the array.
+        item: Takes an element and its text, and returns the element of the result.
+
+    Raises:
+        ValueError, RecursionError: The text is not an object, the array is missing or empty, or a key is given twice.
+    """
+    document: dict[str, Any] = {}
+    mark, index = _mark(text, 0, "{")
+    while mark != "}":
+        key, end = _decoded(text, index)
+        _, index = _mark(text, end, ":")
+        if not isinstance(key, str) or key in document:
+            raise ValueError(f"{key} is no key, or is given twice")
+        document[key], end = _items(text, index, item) if key == array else _decoded(text, index)
+        mark, index = _mark(text, end, ",}")
+    if index < len(text) or array not in document:
+        raise ValueError(f"expected one object with {array}")
+    return document
+
+
+def _items(text: str, index: int, item: Callable[[Any, str], Any]) -> tuple[list[Any], int]:
+    items = []
+    mark, index = _mark(text, index, "[")
+    while mark != "]":
+        value, end = _decoded(text, index)
+        items.append(item(value, text[index:end]))
+        mark, index = _mark(text, end, ",]")
+    return items, index
+
+
+def _mark(text: str, index: int, expected: str) -> tuple[str, int]:
+    """Return the mark at an index, and the index after it and the white space around it."""
+    match = _MARK.match(text, index)
+    if match is None or match[1] not in [*expected]:
+        raise ValueError(f"expected {expected} at {index}")
+    return match[1], match.end()
 
 
 def check_unique_ids(nodes: Iterable[tuple[JsonNode, int | str]], what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
@@ -15,7 +16,15 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.checks import WHOLE
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, NoSuchTableError, UnsupportedError
-from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
+from sparkmeta.spec.json_node import (
+    JsonNode,
+    check_unique_ids,
+    decompressed,
+    json_object,
+    json_text,
+    json_value,
+    parse_json,
+)
 from sparkmeta.spec.locations import (
     ABSOLUTE_REVISION,
     LAYOUT_REVISION,
@@ -27,15 +36,19 @@ from sparkmeta.spec.locations import (
     with_locations,
 )
 from sparkmeta.spec.metadata_model import (
+    AnySnapshot,
     MetadataLogEntry,
     Snapshot,
     SnapshotRef,
+    StoredSnapshots,
     TableMetadata,
     TableMetadataV1,
     TableMetadataV2,
     TableMetadataV3,
     TableMetadataV4,
     locations_of,
+    snapshot_model,
+    stored_snapshot,
 )
 from sparkmeta.spec.partitioning import (
     MAX_STATS_FIELD_ID,
@@ -180,8 +193,27 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     """
     key = location, hashlib.sha256(data).digest()
     if (metadata := _parsed.get(key)) is None:
-        metadata = _parsed[key] = table_metadata_from_json(parse_json(decompressed(data, location), location))
+        text = json_text(decompressed(data, location), location)
+        del data  # Large files take much memory.
+        metadata = _parsed[key] = table_metadata_from_json(JsonNode(_document(text, location), location))
     return metadata
+
+
+# Later versions have relative locations, which can't be written again without a change.
+_IS_STORED = re.compile(r'"format-version"\s*:\s*[123]\b')
+
+
+def _document(text: str, location: str) -> Any:
+    """Return the JSON of a metadata file, with `StoredSnapshots` if there are snapshots, and all are ordinary."""
+    if _IS_STORED.search(text):
+        try:
+            document = json_object(text, "snapshots", stored_snapshot)
+        except (ValueError, RecursionError):
+            # What is wrong is found again below, or in table_metadata_from_json.
+            return json_value(text, location)
+        if document.get("format-version") in (1, 2, 3):
+            return document | {"snapshots": StoredSnapshots(document["snapshots"])}
+    return json_value(text, location)
 
 
 def table_metadata_from_json(node: JsonNode) -> TableMetadata:
@@ -218,6 +250,8 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
     Raises:
         CorruptFileError: The file is not JSON, or the UUID is invalid.
     """
+    if (metadata := _parsed.get((location, hashlib.sha256(data).digest()))) is not None:
+        return metadata.table_uuid
     node = parse_json(decompressed(data, location), location).optional("table-uuid")
     return None if node is None else node.uuid()
 
@@ -250,13 +284,18 @@ def lacks_definitions(metadata: TableMetadata, earlier: TableMetadata) -> bool:
 
 
 def ancestors_of(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
-    """Yield a snapshot and its ancestors that the table still has, newest first.
+    """Return a snapshot and its ancestors that the table still has, newest first.
 
     Raises:
         CorruptFileError: a snapshot is its own ancestor.
     """
+    return map(snapshot_model, lineage_of(metadata, snapshot_id))
+
+
+def lineage_of(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[AnySnapshot]:
+    """Yield the same as `ancestors_of`, for work that needs only the attributes of `StoredSnapshot`."""
     seen: set[int] = set()
-    while snapshot_id is not None and (snapshot := metadata.snapshot_by_id(snapshot_id)) is not None:
+    while snapshot_id is not None and (snapshot := metadata.stored_by_id.get(snapshot_id)) is not None:
         if snapshot_id in seen:
             problem = "the snapshot is its own ancestor"
             raise CorruptFileError(metadata.location, "parent-snapshot-id", snapshot_id, problem)
@@ -287,7 +326,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot
 def is_encrypted(metadata: TableMetadata) -> bool:
     """Return whether a table has an encryption key for its files or for a snapshot's."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
-    encrypted = any(snapshot.key_id is not None for snapshot in metadata.snapshots)
+    encrypted = any(snapshot.key_id is not None for snapshot in metadata.stored_snapshots)
     return bool(keys) or encrypted or _ENCRYPTION_KEY in metadata.properties
 
 
@@ -456,7 +495,7 @@ def _field_name(metadata: TableMetadata, alias: str) -> str:
 
 def _check_snapshots(metadata: TableMetadata, location: str) -> None:
     seen: set[int] = set()
-    for i, snapshot in enumerate(metadata.snapshots):
+    for i, snapshot in enumerate(metadata.stored_snapshots):
         if snapshot.snapshot_id in seen:
             raise CorruptFileError(location, f"snapshots[{i}].snapshot-id", snapshot.snapshot_id, "it is given twice")
         if (snapshot.sequence_number or 0) > metadata.last_sequence_number:

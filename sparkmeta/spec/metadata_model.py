@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, overload
 
 from pydantic import (
     BaseModel,
@@ -14,6 +18,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     StrictBool,
     StrictStr,
+    ValidatorFunctionWrapHandler,
     field_serializer,
     field_validator,
     model_serializer,
@@ -27,7 +32,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.sorting import SortOrder
 
-from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.locations import Locations, is_absolute
 from sparkmeta.spec.partitioning import (
     Expression,
     expression_to_json,
@@ -137,6 +142,135 @@ class Snapshot(snapshots.Snapshot):
         return operation.value if isinstance(operation, Operation) else operation or Operation.OVERWRITE.value
 
 
+@dataclass(slots=True, eq=False)
+class StoredSnapshot:
+    """A snapshot as the text of a metadata file, which takes a third of the memory of its model.
+
+    The text is written again without a change.
+
+    Attributes:
+        snapshot_id, parent_snapshot_id, sequence_number, timestamp_ms, key_id, has_root: as in `Snapshot`.
+    """
+
+    snapshot_id: int
+    parent_snapshot_id: int | None
+    sequence_number: int | None
+    timestamp_ms: int
+    text: str
+    _model: weakref.ref[Snapshot] | None = None
+
+    key_id: ClassVar[None] = None
+    has_root: ClassVar[bool] = False
+
+    @property
+    def model(self) -> Snapshot:
+        """The snapshot, which is decoded again if nobody uses it any more."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            model = Snapshot.model_validate(json.loads(self.text))
+            self._model = weakref.ref(model)
+        return model
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StoredSnapshot):
+            return self.text == other.text or self.model == other.model
+        return self.model == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = self.snapshot_id, self.parent_snapshot_id, self.sequence_number, self.timestamp_ms
+        return StoredSnapshot, (*numbers, self.text)
+
+
+AnySnapshot = Snapshot | StoredSnapshot
+
+
+def snapshot_model(snapshot: AnySnapshot) -> Snapshot:
+    """Return the model of a snapshot."""
+    return snapshot.model if isinstance(snapshot, StoredSnapshot) else snapshot
+
+
+class StoredSnapshots(Sequence[Snapshot]):
+    """The snapshots of a table, whose models are made when they are needed. Immutable.
+
+    Attributes:
+        stored: the snapshots, in order.
+    """
+
+    def __init__(self, stored: Iterable[AnySnapshot]) -> None:
+        self.stored = tuple(stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @overload
+    def __getitem__(self, index: int) -> Snapshot: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Snapshot]: ...
+    def __getitem__(self, index: int | slice) -> Snapshot | list[Snapshot]:
+        stored = self.stored[index]
+        return [*map(snapshot_model, stored)] if isinstance(stored, tuple) else snapshot_model(stored)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return map(snapshot_model, self.stored)
+
+    def __add__(self, others: Iterable[Snapshot]) -> StoredSnapshots:
+        return StoredSnapshots([*self.stored, *others])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StoredSnapshots):
+            return self.stored == other.stored
+        return self.stored == tuple(other) if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def text(self) -> str:
+        """The JSON of the snapshots."""
+        texts = (
+            each.text if isinstance(each, StoredSnapshot) else each.model_dump_json(by_alias=True, exclude_unset=True)
+            for each in self.stored
+        )
+        return f"[{','.join(texts)}]"
+
+
+_LONG_KEYS = ("snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp-ms", "first-row-id", "added-rows")
+_REQUIRED_KEYS = {"snapshot-id", "timestamp-ms", "manifest-list"}
+# Keys of rare snapshots, and names of attributes, which pydantic takes for keys.
+_RARE_KEYS = {"manifests", "root-manifest", "key-id"} | Snapshot.model_fields.keys() - {"summary"}
+
+
+def stored_snapshot(document: Any, text: str) -> StoredSnapshot:
+    """Return a snapshot as its text.
+
+    Args:
+        document: the JSON object.
+        text: its text.
+
+    Raises:
+        ValueError: it may be invalid, or is a rare one: it has a root manifest, a relative location or a key.
+    """
+    if not isinstance(document, dict) or not document.keys() >= _REQUIRED_KEYS:
+        raise ValueError("it lacks a key")
+    if any(document[key] is not None for key in document.keys() & _RARE_KEYS):
+        raise ValueError("it is a rare one")
+    longs: list[Any] = [document.get(key) for key in _LONG_KEYS]
+    snapshot_id, parent_id, number, timestamp_ms, *_ = longs
+    schema_id, summary, location = document.get("schema-id"), document.get("summary"), document["manifest-list"]
+    is_valid = (
+        snapshot_id is not None
+        and timestamp_ms is not None
+        and all(value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63) for value in longs)
+        and (schema_id is None or (type(schema_id) is int and -(1 << 31) <= schema_id < 1 << 31))
+        and (summary is None or (isinstance(summary, dict) and all(isinstance(v, str) for v in summary.values())))
+        and (isinstance(location, str) and is_absolute(location) and not location.lower().endswith(".parquet"))
+    )
+    if not is_valid:
+        raise ValueError("it may be invalid")
+    return StoredSnapshot(snapshot_id, parent_id, number if "sequence-number" in document else 0, timestamp_ms, text)
+
+
 class SnapshotRef(refs.SnapshotRef):
     """A branch or a tag."""
 
@@ -213,7 +347,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     default_sort_order_id: Int = Field(alias="default-sort-order-id")
     properties: dict[str, StrictStr] = Field(default_factory=dict)
     current_snapshot_id: Long | None = Field(alias="current-snapshot-id", default=None)
-    snapshots: list[Snapshot] = Field(default_factory=list)  # type: ignore[assignment]
+    snapshots: Sequence[Snapshot] = Field(default_factory=list)  # type: ignore[assignment]
     snapshot_log: list[SnapshotLogEntry] = Field(alias="snapshot-log", default_factory=list)  # type: ignore[assignment]
     metadata_log: list[MetadataLogEntry] = Field(alias="metadata-log", default_factory=list)  # type: ignore[assignment]
     refs: dict[str, SnapshotRef] = Field(default_factory=dict)  # type: ignore[assignment]
@@ -226,6 +360,11 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     @classmethod
     def transform_properties_dict_value_to_str(cls, properties: Any) -> Any:
         return properties
+
+    @field_validator("snapshots", mode="wrap")
+    @classmethod
+    def _validated_snapshots(cls, snapshots: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+        return snapshots if isinstance(snapshots, StoredSnapshots) else validated(snapshots)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Return a copy, with changes if there are any.
@@ -241,7 +380,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         if update:
             update = {key: value for key, value in update.items() if key in fields or key not in _COUNTERS}
         copied = super().model_copy(update=update)
-        copied.__dict__.pop("_snapshots_by_id", None)
+        copied.__dict__.pop("stored_by_id", None)
         if update:
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
             copied.model_fields_set.difference_update(self._UNWRITTEN - self.model_fields_set - update.keys())
@@ -249,10 +388,21 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     def model_dump_json(self, *_: Any, **__: Any) -> str:
         """Return the JSON of the metadata file."""
+        if isinstance(self.snapshots, StoredSnapshots):
+            without = BaseModel.model_copy(self, update={"snapshots": []})
+            parts = BaseModel.model_dump_json(without, by_alias=True, exclude_unset=True).split('"snapshots":[]')
+            if len(parts) == 2:  # otherwise an unknown field has the same name
+                return f'{parts[0]}"snapshots":{self.snapshots.text}{parts[1]}'
         return BaseModel.model_dump_json(self, by_alias=True, exclude_unset=True)
 
+    @property
+    def stored_snapshots(self) -> Sequence[AnySnapshot]:
+        """The snapshots, for work that needs only the attributes of `StoredSnapshot`: no model is made."""
+        return self.snapshots.stored if isinstance(self.snapshots, StoredSnapshots) else self.snapshots
+
     def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
-        return self._snapshots_by_id.get(snapshot_id)
+        snapshot = self.stored_by_id.get(snapshot_id)
+        return None if snapshot is None else snapshot_model(snapshot)
 
     def snapshot_by_name(self, name: str | None) -> Snapshot | None:
         ref = self.refs.get(name or MAIN_BRANCH)
@@ -262,8 +412,9 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         return None if self.current_snapshot_id is None else self.snapshot_by_id(self.current_snapshot_id)
 
     @cached_property
-    def _snapshots_by_id(self) -> dict[int, Snapshot]:
-        return {snapshot.snapshot_id: snapshot for snapshot in self.snapshots}
+    def stored_by_id(self) -> dict[int, AnySnapshot]:
+        """`stored_snapshots` by their ids."""
+        return {snapshot.snapshot_id: snapshot for snapshot in self.stored_snapshots}
 
     @field_serializer("schemas")
     def _schemas(self, schemas: list[Schema]) -> list[dict[str, Any]]:
@@ -279,9 +430,9 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     @field_serializer("snapshots", mode="wrap")
     def serialize_snapshots(  # type: ignore[override]
-        self, snapshots: list[Snapshot], write: SerializerFunctionWrapHandler
+        self, snapshots: Sequence[Snapshot], write: SerializerFunctionWrapHandler
     ) -> Any:
-        return write(snapshots)
+        return write([*snapshots])
 
     @field_serializer("current_snapshot_id")
     def serialize_current_snapshot_id(self, current_snapshot_id: int | None) -> int | None:

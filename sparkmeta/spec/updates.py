@@ -295,7 +295,7 @@ def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableM
         metadata: The metadata after the changes of one commit.
         base: The metadata before.
     """
-    before = {snapshot.snapshot_id for snapshot in base.snapshots} | {metadata.current_snapshot_id}
+    before = {snapshot.snapshot_id for snapshot in base.stored_snapshots} | {metadata.current_snapshot_id}
     log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in before]
     return metadata if len(log) == len(metadata.snapshot_log) else metadata.model_copy(update={"snapshot_log": log})
 
@@ -513,7 +513,7 @@ def _schemas(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
 def _snapshots(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
     added = changes.set()
     # Catalogs refuse a snapshot with a lower sequence number than an earlier one.
-    in_order = (snapshot.snapshot_id for snapshot in changes.new.snapshots)
+    in_order = (snapshot.snapshot_id for snapshot in changes.new.stored_snapshots)
     for snapshot_id in filter(added.__contains__, in_order):
         yield {"action": "add-snapshot", "snapshot": added[snapshot_id]}
     if snapshot_ids := changes.removed():

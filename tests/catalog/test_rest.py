@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -89,6 +90,27 @@ def test_a_concurrent_append(spark: SparkSession, catalog: IcebergCatalog, their
     assert read.scan().to_arrow().num_rows == (LOADS + 1) * len(ROWS)
     parents = [snapshot.parent_snapshot_id for snapshot in read.snapshots()]
     assert parents == [None, *(snapshot.snapshot_id for snapshot in read.snapshots()[:-1])], "history is linear"
+
+
+def test_a_catalog_of_referenced_snapshots_loads_the_whole_history(
+    spark: SparkSession, rest_uri: str, theirs: PyIcebergTable
+) -> None:
+    """Otherwise the files that only the other snapshots need would be taken for orphans."""
+    loading = {"type": "rest", "uri": rest_uri, "snapshot-loading-mode": "refs"}
+    catalog: IcebergCatalog = sm.load_catalog("rest", **loading)  # type: ignore[assignment]
+    partial = catalog.pyiceberg.load_table(theirs.name())
+    assert len(partial.snapshots()) == 1
+    table = catalog.load_table(theirs.name(), spark)
+    ids = [snapshot.snapshot_id for snapshot in theirs.refresh().snapshots()]
+    for loaded in (table, table.refresh(), sm.Table.from_pyiceberg(partial, spark)):
+        assert [snapshot.snapshot_id for snapshot in loaded.snapshots()] == ids
+        assert loaded.scan(snapshot_id=ids[0]).count_files() == 1
+    in_future = datetime.now(UTC) + timedelta(days=1)
+    orphans = table.maintenance.remove_orphan_files(older_than=in_future, force=True)
+    assert orphans.summary().is_empty
+    expiry = table.maintenance.expire_snapshots(older_than=in_future, retain_last=2)
+    assert expiry.summary().snapshots == LOADS - 2
+    assert [snapshot.snapshot_id for snapshot in expiry.commit().snapshots()] == ids[-2:]
 
 
 @pytest.fixture
