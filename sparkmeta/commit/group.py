@@ -109,7 +109,7 @@ def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
     branch with the same snapshot properties become one snapshot. If the commit provably fails, each is committed alone.
     """
     step = steps[0]
-    if len(steps) > 1 or not isinstance(step, SnapshotStep) or not step.appends_in_memory:
+    if len(steps) > 1 or not isinstance(step, SnapshotStep) or not step.is_small_append:
         return commit_steps(table, steps)
     append = _Append(table, step)
     key = (table.operations, table.state.reports)
@@ -191,8 +191,7 @@ def _joined(steps: Sequence[SnapshotStep]) -> SnapshotStep:
     first = steps[0].changes
     joined = SnapshotStep(first.started, first.target, first.properties)
     alike: dict[pa.Schema, list[pa.Table]] = {}
-    for files in (part.files for step in steps for part in step.changes.added):
-        assert isinstance(files, pa.Table)
+    for files in (files for step in steps for files in step.changes.appended_tables):
         alike.setdefault(files.schema, []).append(files)
     joined.changes.added += [AddedPart(pa.concat_tables(tables), DATA) for tables in alike.values()]
     joined.changes.are_new = all(step.changes.are_new for step in steps)

@@ -170,11 +170,12 @@ class ChangeSet:
         return Operation(filters, partitions_of, bool(self.removed), adds_deletes)
 
     @property
-    def appends_in_memory(self) -> bool:
-        """Whether the update only adds data files, whose descriptions are in memory."""
-        added = [part for part in self.added if part.kinds == DATA and isinstance(part.files, pa.Table)]
+    def appended_tables(self) -> list[pa.Table]:
+        """The data files that the update adds, if they are in memory and it does nothing else; otherwise nothing."""
+        tables = [part.files for part in self.added if part.kinds == DATA and isinstance(part.files, pa.Table)]
         others = replace(self, added=[], properties={}, are_new=False)
-        return added == self.added != [] and others == ChangeSet(self.started, self.target, {})
+        is_append = len(tables) == len(self.added) and others == ChangeSet(self.started, self.target, {})
+        return tables if is_append else []
 
     @property
     def moves_rows(self) -> bool:
@@ -461,9 +462,9 @@ class SnapshotStep:
         return self.repetition_of is not None
 
     @property
-    def appends_in_memory(self) -> bool:
+    def is_small_append(self) -> bool:
         """Whether the snapshot only adds data files that are in memory, and records no idempotency key."""
-        return self.key is None and self.target.wap_id is None and self.changes.appends_in_memory
+        return self.key is None and self.target.wap_id is None and bool(self.changes.appended_tables)
 
     @property
     def head(self) -> TableState:
