@@ -111,8 +111,7 @@ def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
     step = steps[0]
     if len(steps) > 1 or not isinstance(step, SnapshotStep) or not step.is_small_append:
         return commit_steps(table, steps)
-    append = _Append(table, step)
-    key = (table.operations, table.state.reports)
+    append, key = _Append(table, step), _key(table)
     with _lines.lock:
         line = _lines.of_table.get(key)
         if line is None:
@@ -122,7 +121,11 @@ def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
             line.waiting.append(append)
             line.joined.notify()
     if not append.leads:
-        append.called.wait()
+        try:
+            append.called.wait()
+        except BaseException:
+            _leave(append, key, line)
+            raise
     if append.leads:
         try:
             _lead(append, line)
@@ -131,6 +134,13 @@ def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
     if append.error is not None:
         raise append.error
     return commit_steps(table, steps) if append.version is None else table.at(append.version)
+
+
+def _key(table: BaseTable) -> Hashable:
+    """Return a key that tables have in common if one of them can commit for the other."""
+    operations, metadata = table.operations, table.metadata
+    catalog = getattr(operations, "catalog", None)
+    return type(operations), catalog, metadata.table_uuid, metadata.location
 
 
 def _lead(leader: _Append, line: _Line) -> None:
@@ -163,6 +173,15 @@ def _copied(error: BaseException) -> BaseException:
     return copied
 
 
+def _leave(append: _Append, key: Hashable, line: _Line) -> None:
+    """Let an append wait no longer, whose thread is interrupted."""
+    with _lines.lock:
+        if append in line.waiting:
+            line.waiting.remove(append)
+    if append.leads:
+        _hand_over(key, line)
+
+
 def _hand_over(key: Hashable, line: _Line) -> None:
     """Let the first append that waits lead, or remove the line."""
     with _lines.lock:
@@ -170,7 +189,7 @@ def _hand_over(key: Hashable, line: _Line) -> None:
             del _lines.of_table[key]
             return
         successor = line.waiting.pop(0)
-    successor.leads = True
+        successor.leads = True
     successor.called.set()
 
 

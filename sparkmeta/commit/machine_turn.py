@@ -55,7 +55,9 @@ def machine_turn(table: TableT) -> Iterator[Turn[TableT]]:
     try:
         is_locked = _locked(descriptor)
         last = os.pread(descriptor, 1 << 16, 0).decode(errors="replace")
-        turn = Turn(table.refresh() if last and last != table.metadata_location else table)
+        # A commit to a catalog that accepts updates begins with the newest version anyway.
+        is_outdated = table.operations.replaces_metadata and last not in ("", table.metadata_location)
+        turn = Turn(table.refresh() if is_outdated else table)
         yield turn
         if is_locked and turn.committed is not None:
             text = turn.committed.metadata_location.encode()

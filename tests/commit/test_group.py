@@ -21,6 +21,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.commit import group, machine_turn
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.sql import SqlOperations
 from tests.maintain.test_expire import files_below
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ def test_appends_that_wait_are_committed_together(
     table = new_table(tmp_path, version, layout, write__append__share_snapshots=str(shares)).append(rows(0))
     table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "b").commit()
     table = table.refresh()
-    changes = [lambda number=number: table.append(rows(number)) for number in (1, 2, 3, 4)]
+    changes: list[Any] = [lambda number=number: table.append(rows(number)) for number in (1, 2, 3)]
+    # Another object of the same table.
+    changes.append(lambda: opened(tmp_path).load_table("db.t").append(rows(4)))
     changes.append(lambda: table.append(rows(5), snapshot_properties={"job": "x"}))
     changes.append(lambda: table.append(rows(6), branch="b"))
     results, gate = behind_a_gate(monkeypatch, changes)
@@ -255,6 +258,71 @@ def test_the_thread_that_commits_is_interrupted(tmp_path: Path, monkeypatch: pyt
     kinds = sorted(type(result).__name__ for result in results)
     assert kinds == ["CommitStateUnknownError", "CommitStateUnknownError", "KeyboardInterrupt", "Table"]
     assert ids(table.refresh().append(rows(9))) == [0, 1, 2, 3, 9]
+
+
+@pytest.mark.parametrize("interrupted", [1, 2], ids=["next", "last"])
+def test_a_thread_that_waits_is_interrupted(tmp_path: Path, interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on, whether or not it would have committed for them."""
+    table, waits = new_table(tmp_path), threading.Event.wait
+    threads: list[threading.Thread] = []
+
+    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+        if len(threads) > interrupted and threading.current_thread() is threads[interrupted]:
+            until(lambda: group_size() == 2)
+            raise KeyboardInterrupt
+        return waits(event, timeout)
+
+    def group_size() -> int:
+        return sum(len(line.waiting) for line in group._lines.of_table.values())
+
+    gate, errors = Gate(monkeypatch), list[type[BaseException]]()
+
+    def append(number: int) -> None:
+        try:
+            table.append(rows(number))
+        except BaseException as error:  # noqa: BLE001  the test looks at it
+            errors.append(type(error))
+
+    threads += [threading.Thread(target=append, args=(number,)) for number in range(3)]
+    threads[0].start()
+    assert gate.reached.wait(30)
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    threads[1].start()
+    until(lambda: group_size() == 1)
+    threads[2].start()
+    threads[interrupted].join(30)
+    assert group_size() == 1
+    gate.opened.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert errors == [KeyboardInterrupt]
+    assert ids(table.refresh().append(rows(9))) == sorted({0, 1, 2, 9} - {interrupted})
+
+
+def test_tables_of_a_catalog_that_are_loaded_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their appends are committed together as well. A table that can't be committed to raises its error."""
+    new_table(tmp_path, kind="sql")
+    catalog = opened(tmp_path, "sql")
+    gate, commit = threading.Barrier(2), SqlOperations.commit
+    monkeypatch.setattr(SqlOperations, "commit", lambda *arguments: (gate.wait(30), commit(*arguments))[1])
+    started = [threading.Thread(target=catalog.load_table("db.t").append, args=(rows(0),))]
+    started[0].start()
+    until(lambda: bool(group._lines.of_table))
+    for number in (1, 2):
+        started.append(threading.Thread(target=catalog.load_table("db.t").append, args=(rows(number),)))
+        started[number].start()
+    until(lambda: sum(len(line.waiting) for line in group._lines.of_table.values()) == 2)
+    gate.wait(30)
+    gate.wait(30)
+    for thread in started:
+        thread.join(30)
+    monkeypatch.undo()
+    table = catalog.load_table("db.t")
+    assert ids(table) == [0, 1, 2]
+    assert len({entry.timestamp_ms for entry in table.metadata.metadata_log}) == 2, "created, and the first commit"
+    with pytest.raises(sm.UnsupportedError, match="opened by its path"):
+        sm.load_table(table.metadata_location).append(rows(1))
 
 
 def test_a_process_that_is_forked_while_a_thread_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
