@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import py_compile
 import resource
 import shutil
 import signal
@@ -127,6 +129,8 @@ def packed_environment(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     (packages,) = place.glob("lib/python*/site-packages")
     shutil.copytree(Path(sm.__file__).parent, packages / "sparkmeta", ignore=shutil.ignore_patterns("__pycache__"))
+    # As pip does; each executor would do it again.
+    compileall.compile_dir(packages, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     # A line of such a file adds a folder to the path, but not the files of this kind in it.
     (packages / "dependencies.pth").write_text(str(Path(pyspark.__file__).parent.parent))
     archive = folder / f"{ENVIRONMENT}.tar.gz"

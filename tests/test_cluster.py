@@ -23,6 +23,7 @@ import sparkmeta as sm
 from sparkmeta.java import spark_java_home
 from tests import cluster_driver
 from tests.cluster import ENVIRONMENT, HOSTS, Cluster, packed_environment, standalone_cluster
+from tests.conftest import INTERPRET
 from tests.peers.slices import SOAK
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, S3Server
 from tests.table_life import ON_CLUSTERS
@@ -35,7 +36,9 @@ LONGEST = 7200
 KILLS = int(os.environ.get("SPARKMETA_KILLS", "200"))
 SEED = int(os.environ.get("SPARKMETA_SEED", "1"))
 # What is killed, and how often in comparison.
-KINDS = {"executor": 8, "python": 8, "starve": 3, "worker": 3, "driver": 3}
+KINDS = {"executor": 8, "python": 8, "starve": 3, "worker": 3, "driver": 2}
+# Processes do not live long enough for more.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # So that many tasks run twice.
 SPECULATION = {
     "spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.multiplier": "1.1",
@@ -71,8 +74,8 @@ class Killed:
         spark = {
             "spark.master": cluster.master, "spark.archives": f"{archive}#{ENVIRONMENT}", "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "4", "spark.ui.showConsoleProgress": "false",
-            "spark.sql.session.timeZone": "UTC",
-        }  # fmt: skip
+            "spark.sql.session.timeZone": "UTC", "spark.executor.extraJavaOptions": SHORT_LIVED,
+        } | INTERPRET  # fmt: skip
         # Tasks that looked for the catalog's file would not find it.
         catalog = {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": f"s3://{BUCKET}/cluster"}
         self.catalog = catalog | {"py-io-impl": FILE_IOS["fsspec"]} | s3.properties
@@ -83,6 +86,7 @@ class Killed:
         python = f"./{ENVIRONMENT}/bin/python"
         environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         environment |= {"PYSPARK_PYTHON": python, "JAVA_HOME": str(spark_java_home()), "SPARK_LOCAL_IP": HOSTS[0]}
+        environment |= {"SPARK_SUBMIT_OPTS": SHORT_LIVED}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [python, cluster_driver.__file__.rpartition("/")[2], str(seed)], cwd=self.folder, env=environment,
@@ -144,7 +148,7 @@ def test_kills_on_a_cluster(tmp_path: Path, s3: S3Server) -> None:
         killed.start(SEED)
         try:
             while sum(counts.values()) < KILLS:
-                killed.go_on(chance.randrange(1, 12))
+                killed.go_on(chance.choice([0, 0, 1, 2, 4, 8]))
                 time.sleep(chance.uniform(0, 3))
                 (kind,) = chance.choices([*KINDS], [*KINDS.values()])
                 if kind == "driver":
