@@ -53,7 +53,7 @@ CHANGES = ("append", "delete", "update", "upsert")
 # What an error says if a job has failed because its processes were killed or starved.
 LOST = re.compile(
     r"ExecutorLostFailure|exited unexpectedly|crashed|MemoryError|Cannot allocate memory|malloc|out of ?memory|"
-    r"can't start new thread|FetchFailed|Connection reset|EOFException|Could not find|BlockNotFound",
+    r"can't start new thread|FetchFailed|Connection reset|EOFException|Checkpoint block \S+ not found",
     re.IGNORECASE,
 )
 ATTEMPTS = 20
