@@ -45,7 +45,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "rewrite_data_files": {"rewrite_all": True},
     "rewrite_position_delete_files": {"rewrite_all": True},
     "rewrite_manifests": {},
-    "compact_manifests": {"min_masked_ratio": 0.0, "min_leaf_ratio": 1.0},
+    "compact_manifests": {"min_masked_ratio": 0.02, "min_leaf_ratio": 1.0},
     "expire_snapshots": {"retain_last": 2},
     "remove_orphan_files": {"force": True},
 }
