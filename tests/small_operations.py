@@ -182,6 +182,6 @@ if __name__ == "__main__":
     else:
         from tests.cluster import standalone_cluster
 
-        with tempfile.TemporaryDirectory() as workers, standalone_cluster(Path(workers)) as url:
-            command = [sys.executable, "-m", "tests.small_operations", url]
+        with tempfile.TemporaryDirectory() as workers, standalone_cluster(Path(workers)) as cluster:
+            command = [sys.executable, "-m", "tests.small_operations", cluster.master]
             subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -39,6 +39,7 @@ from tests.data_source.sink_tables import (
 )
 from tests.local_files import local_path
 from tests.maintain.test_expire import soon
+from tests.processes import workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,24 +114,6 @@ def killing(rng: random.Random, kills: list[int], most: int) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def workers(root: int) -> list[int]:
-    """Return the Python processes of Spark below a process: the forks of its daemons, and those that plan streams."""
-    parents, daemons, planners = {}, set(), set()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdecimal():
-                stat = (entry / "stat").read_text()
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-                command = (entry / "cmdline").read_bytes()
-                for name, processes in ((b"pyspark.daemon", daemons), (b"streaming_source_runner", planners)):
-                    if name in command:
-                        processes.add(int(entry.name))
-    below, new = {root}, {root}
-    while new := {pid for pid, parent in parents.items() if parent in new}:
-        below |= new
-    return sorted(below & planners | {pid for pid in below & daemons if parents[pid] in daemons})
 
 
 @pytest.mark.classic

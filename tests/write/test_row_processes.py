@@ -111,8 +111,8 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """Yield the URL of the master of a cluster."""
-    with standalone_cluster(tmp_path) as master:
-        yield master
+    with standalone_cluster(tmp_path) as cluster:
+        yield cluster.master
 
 
 @pytest.mark.jvm
