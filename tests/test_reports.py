@@ -406,7 +406,8 @@ def test_reporters_of_the_settings(
     with configured(spark, {REPORTER: names}), caplog.at_level(logging.INFO, "sparkmeta.reports"):
         first, second = (sm.load_table(location, spark=spark) for _ in range(2))
         first.append(ROWS)
-        second.append(ROWS)
+        # An append without a key would begin with the newest version.
+        second.append(ROWS, idempotency_key=("loader", 1))
     assert [values(report)["attempts"] for report in heard] == [1, 2]
     assert values(heard[1])["total-data-files"] == 2
     logged = [record.getMessage() for record in caplog.records if record.name == "sparkmeta.reports"]
