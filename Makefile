@@ -169,6 +169,7 @@ bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyicebe
 	$(PY) -m tests.benchmarks.rows
 	$(PY) -m tests.benchmarks.serve
 	$(PY) -m tests.benchmarks.writes
+	$(PY) -m tests.benchmarks.batches
 	$(PY) -m tests.benchmarks.streams
 	$(PY) -m tests.benchmarks.streams --files 1000000
 	for job in conversion expiry orphans position_deletes statistics health; do \
