@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 
 from sparkmeta.checks import NAMES, property_texts
 from sparkmeta.commit.attempts import Step
-from sparkmeta.commit.group import commit_in_turn
+from sparkmeta.commit.group_commit import commit_in_group
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.new_snapshot import RefUpdate, refuse_tag
 from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
@@ -238,7 +238,7 @@ class Transaction(Generic[TableT]):
         """
         if self._done is None:
             has_changes = bool(self._steps) and self.repetition_of is None
-            self._done = commit_in_turn(self.table, self._steps) if has_changes else self.table
+            self._done = commit_in_group(self.table, self._steps) if has_changes else self.table
             for step in self._steps:
                 if isinstance(step, SnapshotStep):
                     step.closed = True

@@ -72,7 +72,7 @@ def snapshots(state: TableState) -> pa.Table:
     return pa.concat_tables([_SNAPSHOTS.empty_table(), *parts])
 
 
-def _snapshots(some: Sequence[Snapshot]) -> pa.Table:
+def _snapshots(batch: Sequence[Snapshot]) -> pa.Table:
     rows = (
         {
             "committed_at": _micros(snapshot.timestamp_ms),
@@ -82,7 +82,7 @@ def _snapshots(some: Sequence[Snapshot]) -> pa.Table:
             "manifest_list": snapshot.manifests_location,
             "summary": list(snapshot.summary.additional_properties.items()) if snapshot.summary else None,
         }
-        for snapshot in some
+        for snapshot in batch
     )
     return pa.Table.from_pylist(list(rows), _SNAPSHOTS)
 

@@ -12,58 +12,43 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
-
-from sparkmeta.operations.table_operations import TableT
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-    from sparkmeta.operations.table_operations import TableVersion
+    from sparkmeta.operations.table_operations import TableT
 
 # The longest time to wait for a turn, and the time between two looks, in seconds.
 _LONGEST, _PAUSE = 10.0, 0.002
 
 
-@dataclass
-class Turn(Generic[TableT]):
-    """The turn of a process.
-
-    Attributes:
-        table: the version to commit to: the newest one, unless a process without turns has committed.
-        committed: the version that was committed; None before.
-    """
-
-    table: TableT
-    committed: TableVersion | None = None
-
-
-@contextmanager
-def machine_turn(table: TableT) -> Iterator[Turn[TableT]]:
-    """Wait until no other process of this user commits to the table in its turn.
+def commit_in_turn(table: TableT, commit: Callable[[TableT], TableT]) -> TableT:
+    """Commit when no other process of this user commits to the table in its turn.
 
     The lock is a file in the folder of temporary files, which holds the location of the version that the last turn
-    committed.
+    committed. A lock that can't be used is no error.
+
+    Args:
+        table: the version to commit to. If the last turn committed another one, it is refreshed.
+        commit: commits to a version, and returns the next one.
     """
-    descriptor = _opened(table.metadata.location)
-    if descriptor is None:
-        yield Turn(table)
-        return
+    lock = _opened(table.metadata.location)
+    if lock is None:
+        return commit(table)
     try:
-        is_locked = _locked(descriptor)
-        last = os.pread(descriptor, 1 << 16, 0).decode(errors="replace")
+        is_locked = _locked(lock)
         # A commit to a catalog that accepts updates begins with the newest version anyway.
-        is_outdated = table.operations.replaces_metadata and last not in ("", table.metadata_location)
-        turn = Turn(table.refresh() if is_outdated else table)
-        yield turn
-        if is_locked and turn.committed is not None:
-            text = turn.committed.metadata_location.encode()
-            os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+        if table.operations.replaces_metadata and _recorded(lock) not in ("", table.metadata_location):
+            table = table.refresh()
+        committed = commit(table)
+        if is_locked:
+            _record(lock, committed.metadata_location)
+        return committed
     finally:
-        os.close(descriptor)
+        os.close(lock)
 
 
 def _opened(location: str) -> int | None:
@@ -78,15 +63,28 @@ def _opened(location: str) -> int | None:
     return None
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(lock: int) -> bool:
     """Lock the file; return whether that succeeded in time. The lock ends when the file is closed."""
     import fcntl  # Windows has none
 
     end = time.monotonic() + _LONGEST
     while True:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         if time.monotonic() > end:
             return False
         time.sleep(_PAUSE)
+
+
+def _recorded(lock: int) -> str:
+    """Return the location of the version that the last turn committed; empty if it is not known."""
+    with suppress(OSError):
+        return os.pread(lock, 1 << 16, 0).decode(errors="replace")
+    return ""
+
+
+def _record(lock: int, location: str) -> None:
+    """Record the location of a version. An error would be taken for a failure of the commit, which has succeeded."""
+    with suppress(OSError):
+        os.ftruncate(lock, os.pwrite(lock, location.encode(), 0))

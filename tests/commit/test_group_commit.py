@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.commit import group, machine_turn
+from sparkmeta.commit import group_commit, process_turns
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.sql import SqlOperations
 from tests.maintain.test_expire import files_below
@@ -60,7 +60,7 @@ def data_files(table: sm.Table) -> set[str]:
 
 
 class Gate:
-    """Holds the next commit of this process to a file system table until `open`, and then does to it what it is told.
+    """Holds the next commit of this process to a file system table until `opened` is set.
 
     Attributes:
         commits: the number of commits that were tried.
@@ -116,7 +116,7 @@ def behind_a_gate(
     for thread in threads[1:]:
         thread.start()
     if waits:
-        until(lambda: sum(len(line.waiting) for line in group._lines.of_table.values()) == len(changes) - 1)
+        until(lambda: sum(len(queue.waiting) for queue in group_commit._queues.of_table.values()) == len(changes) - 1)
     else:
         for thread in threads[1:]:
             thread.join(60)
@@ -213,7 +213,7 @@ def test_an_append_that_fails_does_not_harm_the_others(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("shares", [False, True], ids=["own", "shared"])
-def test_an_unknown_outcome_is_every_thread_s(tmp_path: Path, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_get_an_unknown_outcome(tmp_path: Path, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is deleted: the table has the rows although each thread got the error."""
     table = new_table(tmp_path, write__append__share_snapshots=str(shares))
 
@@ -228,7 +228,7 @@ def test_an_unknown_outcome_is_every_thread_s(tmp_path: Path, shares: bool, monk
     assert ids(table.refresh()) == [0, 1, 2, 3]
 
 
-def test_a_lost_commit_is_lost_for_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_get_a_lost_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their files are deleted, and nothing is tried again."""
     table = new_table(tmp_path, commit__retry__num_retries="0")
 
@@ -273,7 +273,7 @@ def test_a_thread_that_waits_is_interrupted(tmp_path: Path, interrupted: int, mo
         return waits(event, timeout)
 
     def group_size() -> int:
-        return sum(len(line.waiting) for line in group._lines.of_table.values())
+        return sum(len(queue.waiting) for queue in group_commit._queues.of_table.values())
 
     gate, errors = Gate(monkeypatch), list[type[BaseException]]()
 
@@ -308,11 +308,11 @@ def test_tables_of_a_catalog_that_are_loaded_separately(tmp_path: Path, monkeypa
     monkeypatch.setattr(SqlOperations, "commit", lambda *arguments: (gate.wait(30), commit(*arguments))[1])
     started = [threading.Thread(target=catalog.load_table("db.t").append, args=(rows(0),))]
     started[0].start()
-    until(lambda: bool(group._lines.of_table))
+    until(lambda: bool(group_commit._queues.of_table))
     for number in (1, 2):
         started.append(threading.Thread(target=catalog.load_table("db.t").append, args=(rows(number),)))
         started[number].start()
-    until(lambda: sum(len(line.waiting) for line in group._lines.of_table.values()) == 2)
+    until(lambda: sum(len(queue.waiting) for queue in group_commit._queues.of_table.values()) == 2)
     gate.wait(30)
     gate.wait(30)
     for thread in started:
@@ -332,7 +332,7 @@ def test_a_process_that_is_forked_while_a_thread_commits(tmp_path: Path, monkeyp
     thread = threading.Thread(target=lambda: table.append(rows(0)))
     thread.start()
     assert gate.reached.wait(30)
-    monkeypatch.setattr(machine_turn, "_LONGEST", 0.1)
+    monkeypatch.setattr(process_turns, "_LONGEST", 0.1)
     child = multiprocessing.get_context("fork").Process(target=lambda: table.append(rows(1)))
     child.start()
     child.join(30)
@@ -370,7 +370,7 @@ import sys, time
 import pyarrow as pa
 import sparkmeta as sm
 from concurrent.futures import ThreadPoolExecutor
-from tests.commit.test_group import opened, rows
+from tests.commit.test_group_commit import opened, rows
 from pathlib import Path
 folder, kind, worker, threads, steps = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
 table = opened(folder, kind).load_table("db.t")
@@ -467,18 +467,24 @@ def test_a_process_waits_for_its_turn(tmp_path: Path, turns: Path, monkeypatch: 
         waiting.join(30)
         assert len(attempts) == 2
         fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(machine_turn, "_LONGEST", 0.1)
+        monkeypatch.setattr(process_turns, "_LONGEST", 0.1)
         table = table.append(rows(4))
     assert ids(table) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("damage", ["folder", "text", "missing"])
-def test_locks_that_can_not_be_used(tmp_path: Path, turns: Path, damage: str) -> None:
-    """An append needs no lock."""
+@pytest.mark.parametrize("damage", ["folder", "text", "missing", "unreadable", "full"])
+def test_locks_that_can_not_be_used(tmp_path: Path, turns: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append needs no lock, and succeeds if its version can't be recorded."""
     table = new_table(tmp_path / "w").append(rows(0))
     (lock,) = [path for path in turns.rglob("*") if path.is_file()]
     if damage == "text":
         lock.write_bytes(b"\xff\x00 no location")
+    elif damage in ("unreadable", "full"):
+
+        def refused(*_: object) -> int:
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(os, "pread" if damage == "unreadable" else "pwrite", refused)
     else:
         lock.unlink()
     if damage == "folder":

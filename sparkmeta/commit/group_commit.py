@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sparkmeta.commit.attempts import Step, commit_steps
-from sparkmeta.commit.machine_turn import machine_turn
+from sparkmeta.commit.process_turns import commit_in_turn
 from sparkmeta.commit.snapshot_update import DATA, AddedPart, SnapshotStep
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, proves_failure
 from sparkmeta.operations.table_operations import TableT, TableVersion
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.spec.metadata import TableMetadata
 
 SHARE_SNAPSHOTS: Final = "write.append.share-snapshots"
 """Whether appends that are committed together become one snapshot; false by default."""
@@ -53,25 +54,25 @@ class _Append:
     leads: bool = False
 
 
-class _Lines:
-    """The lines of tables to which a thread of this process commits."""
+class _Queues:
+    """The queues of tables to which a thread of this process commits."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all lines."""
+        """Forget all queues."""
         self.lock = threading.Lock()
-        self.of_table: dict[Hashable, _Line] = {}
+        self.of_table: dict[Hashable, _Queue] = {}
 
 
-_lines = _Lines()
+_queues = _Queues()
 if hasattr(os, "register_at_fork"):
     # The threads of a process are not in its forks.
-    os.register_at_fork(after_in_child=_lines.clear)
+    os.register_at_fork(after_in_child=_queues.clear)
 
 
-class _Line:
+class _Queue:
     """The appends to a table that wait while a thread commits.
 
     Attributes:
@@ -84,7 +85,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.waiting: list[_Append] = []
-        self.joined = threading.Condition(_lines.lock)
+        self.joined = threading.Condition(_queues.lock)
         self.latest: TableVersion | None = None
         self.size, self.seconds = 1, 0.0
 
@@ -102,7 +103,7 @@ class _Line:
         return group
 
 
-def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
+def commit_in_group(table: TableT, steps: Sequence[Step]) -> TableT:
     """Commit steps as `commit_steps` does, together with appends of other threads if all are few files.
 
     Each append becomes a snapshot, in the order in which they came. With `write.append.share-snapshots`, appends to one
@@ -112,25 +113,25 @@ def commit_in_turn(table: TableT, steps: Sequence[Step]) -> TableT:
     if len(steps) > 1 or not isinstance(step, SnapshotStep) or not step.is_small_append:
         return commit_steps(table, steps)
     append, key = _Append(table, step), _key(table)
-    with _lines.lock:
-        line = _lines.of_table.get(key)
-        if line is None:
-            line = _lines.of_table[key] = _Line()
+    with _queues.lock:
+        queue = _queues.of_table.get(key)
+        if queue is None:
+            queue = _queues.of_table[key] = _Queue()
             append.leads = True
         else:
-            line.waiting.append(append)
-            line.joined.notify()
+            queue.waiting.append(append)
+            queue.joined.notify()
     if not append.leads:
         try:
             append.called.wait()
         except BaseException:
-            _leave(append, key, line)
+            _leave(append, key, queue)
             raise
     if append.leads:
         try:
-            _lead(append, line)
+            _lead(append, queue)
         finally:
-            _hand_over(key, line)
+            _hand_over(key, queue)
     if append.error is not None:
         raise append.error
     return commit_steps(table, steps) if append.version is None else table.at(append.version)
@@ -143,18 +144,20 @@ def _key(table: BaseTable) -> Hashable:
     return type(operations), catalog, metadata.table_uuid, metadata.location
 
 
-def _lead(leader: _Append, line: _Line) -> None:
+def _lead(leader: _Append, queue: _Queue) -> None:
     """Commit the appends that wait."""
-    group = line.group(leader)
+    group = queue.group(leader)
     started = time.monotonic()
     try:
-        versions = [append.table.version for append in group] + ([line.latest] if line.latest else [])
+        versions = [append.table.version for append in group] + ([queue.latest] if queue.latest else [])
         newest = max(versions, key=lambda version: version.metadata.last_updated_ms)
-        with machine_turn(leader.table.at(newest)) as turn:
-            line.latest = turn.committed = commit_steps(turn.table, _steps(group)).version
-        line.seconds = time.monotonic() - started
+        committed = commit_in_turn(
+            leader.table.at(newest), lambda table: commit_steps(table, _steps(group, table.metadata))
+        )
+        queue.latest = committed.version
+        queue.seconds = time.monotonic() - started
         for append in group:
-            append.version = line.latest
+            append.version = queue.latest
     except BaseException as error:  # noqa: BLE001  each thread raises it
         if len(group) == 1 or not proves_failure(error) or isinstance(error, CommitFailedError):
             for append in group:
@@ -173,30 +176,29 @@ def _copied(error: BaseException) -> BaseException:
     return copied
 
 
-def _leave(append: _Append, key: Hashable, line: _Line) -> None:
+def _leave(append: _Append, key: Hashable, queue: _Queue) -> None:
     """Let an append wait no longer, whose thread is interrupted."""
-    with _lines.lock:
-        if append in line.waiting:
-            line.waiting.remove(append)
+    with _queues.lock:
+        if append in queue.waiting:
+            queue.waiting.remove(append)
     if append.leads:
-        _hand_over(key, line)
+        _hand_over(key, queue)
 
 
-def _hand_over(key: Hashable, line: _Line) -> None:
-    """Let the first append that waits lead, or remove the line."""
-    with _lines.lock:
-        if not line.waiting:
-            del _lines.of_table[key]
+def _hand_over(key: Hashable, queue: _Queue) -> None:
+    """Let the first append that waits lead, or remove the queue."""
+    with _queues.lock:
+        if not queue.waiting:
+            del _queues.of_table[key]
             return
-        successor = line.waiting.pop(0)
+        successor = queue.waiting.pop(0)
         successor.leads = True
     successor.called.set()
 
 
-def _steps(group: Sequence[_Append]) -> Sequence[SnapshotStep]:
-    """Return the steps that make the snapshots of appends."""
-    newest = group[0].table.metadata
-    if not flag_property(newest.properties, SHARE_SNAPSHOTS, default=False, location=newest.location):
+def _steps(group: Sequence[_Append], metadata: TableMetadata) -> Sequence[SnapshotStep]:
+    """Return the steps that make the snapshots of appends to a version of the table."""
+    if not flag_property(metadata.properties, SHARE_SNAPSHOTS, default=False, location=metadata.location):
         return [append.step for append in group]
     alike: dict[Hashable, list[SnapshotStep]] = {}
     for append in group:
