@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
-    from pyiceberg.table.sorting import SortOrder
+    from pyiceberg.table.sorting import SortField, SortOrder
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -31,16 +31,20 @@ def counted(count: int, noun: str) -> str:
 
 def partition_terms(spec: PartitionSpec, schema: Schema) -> list[str]:
     """Return the fields of a partition spec as terms, such as `day(ts)`."""
-    return [
-        f"{field.transform}({schema.find_column_name(field.source_id) or field.source_id})" for field in spec.fields
-    ]
+    return [f"{field.transform}({_source_names(field, schema)})" for field in spec.fields]
+
+
+def _source_names(field: PartitionField | SortField, schema: Schema) -> str:
+    # Of transforms, only `UnknownTransform`s of partitioning.py have several sources.
+    sources = getattr(field.transform, "sources", ()) or (field.source_id,)
+    return ", ".join(schema.find_column_name(source) or str(source) for source in sources)
 
 
 def sort_terms(order: SortOrder, schema: Schema) -> list[str]:
     """Return the fields of a sort order as terms, such as `ts DESC NULLS LAST`."""
     terms = []
     for field in order.fields:
-        name = schema.find_column_name(field.source_id) or field.source_id
+        name = _source_names(field, schema)
         column = name if str(field.transform) == "identity" else f"{field.transform}({name})"
         terms.append(f"{column} {field.direction.name} {field.null_order.name.replace('_', ' ')}")
     return terms

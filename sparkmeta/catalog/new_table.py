@@ -25,6 +25,7 @@ from sparkmeta.errors import ValidationError, first_line, shown
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.schema import VariantType
 from sparkmeta.spec.transform_text import Terms
+from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.spec.update_schema import with_fresh_ids
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ def _spec(location: str, schema: Schema, partition_by: Sequence[str]) -> Partiti
     for field_id, term in enumerate(partition_by, PARTITION_FIELD_ID_START):
         column, transform = terms.transformed(term)
         field = PartitionField(column.field_id, field_id, transform, "unnamed")
-        name = _visit_partition_field(schema, field, _PartitionNameGenerator())
+        name = (
+            transform.default_name(schema)
+            if isinstance(transform, ColumnsBucket)
+            else _visit_partition_field(schema, field, _PartitionNameGenerator())
+        )
         fields.append(field.model_copy(update={"name": name}))
     return PartitionSpec(*fields)
 

@@ -45,8 +45,9 @@ from sparkmeta.snapshot.state import TableState, task_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
-from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
+from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.transforms import ColumnsBucket, field_sources, has_unknown_values
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
@@ -249,7 +250,11 @@ def _equal_ids(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | No
 
 def _spec_fields(spec: PartitionSpec) -> list[tuple[tuple[int, ...], str]]:
     sources = partition_sources(spec)
-    return [(columns, str(field.transform)) for field, columns in zip(spec.fields, sources, strict=True)]
+    return [
+        # A bucket of several columns by an unknown hash has other values.
+        (columns, field.transform.root if isinstance(field.transform, ColumnsBucket) else str(field.transform))
+        for field, columns in zip(spec.fields, sources, strict=True)
+    ]
 
 
 def _fields_text(spec: PartitionSpec) -> str:
@@ -258,13 +263,14 @@ def _fields_text(spec: PartitionSpec) -> str:
     return ", ".join(f"{transform} of column {', '.join(map(str, ids))}" for ids, transform in _spec_fields(spec))
 
 
-def _orders(state: TableState) -> dict[int, list[tuple[int, str, str, str]]]:
+def _orders(state: TableState) -> dict[int, list[tuple[tuple[int, ...], str, str, str]]]:
     return {order.order_id: _order_fields(order) for order in state.metadata.sort_orders}
 
 
-def _order_fields(order: SortOrder) -> list[tuple[int, str, str, str]]:
+def _order_fields(order: SortOrder) -> list[tuple[tuple[int, ...], str, str, str]]:
     return [
-        (field.source_id, str(field.transform), str(field.direction), str(field.null_order)) for field in order.fields
+        (field_sources(field), str(field.transform), str(field.direction), str(field.null_order))
+        for field in order.fields
     ]
 
 

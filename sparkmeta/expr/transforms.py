@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Context, Decimal
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,6 +16,7 @@ from pyiceberg.expressions import (
     BoundGreaterThan,
     BoundGreaterThanOrEqual,
     BoundIn,
+    BoundIsNull,
     BoundLessThan,
     BoundLessThanOrEqual,
     BoundLiteralPredicate,
@@ -63,6 +66,7 @@ from sparkmeta.expr.predicate import field_type
 from sparkmeta.expr.predicate_terms import FieldReference, TransformReference
 from sparkmeta.expr.sql import Sql
 from sparkmeta.expr.types import spark_type
+from sparkmeta.spec.transforms import ColumnsBucket, hashed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -151,7 +155,10 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, *, strict: bool) -> 
             return leaf
         return junction_of(Or if strict else And, projections(leaf, spec, strict=strict))
 
-    return fold(bound, project, junction_of)
+    projected = fold(bound, project, junction_of)
+    # A bucket of several columns guarantees nothing about any of them.
+    several = [] if strict else [_on_columns(bound, field, at) for at, field in enumerate(spec.fields)]
+    return junction_of(And, [projected, *several])
 
 
 def projections(predicate: BoundPredicate, spec: PartitionSpec, *, strict: bool) -> list[BooleanExpression]:
@@ -226,6 +233,60 @@ def _on_bucket(
     if isinstance(predicate, BoundNotIn if strict else BoundIn):
         return _predicate(type(predicate), target, {bucket(value) for value in predicate.value_set})
     return None
+
+
+# A filter may select at most this many combinations of values, for each of which a bucket is computed.
+_MOST_COMBINATIONS: Final = 10_000
+# Columns that a filter limits to few values -> the bytes that buckets hash of these. None is null.
+_Limits = dict[int, frozenset[bytes | None]]
+
+
+def _on_columns(bound: BooleanExpression, field: PartitionField, position: int) -> BooleanExpression:
+    """Project a filter onto a bucket of several columns: TRUE unless it limits each of them to few values."""
+    bucket = field.transform
+    if not isinstance(bucket, ColumnsBucket):
+        return AlwaysTrue()
+    target = _reference(field, position, IntegerType())
+
+    def limits(leaf: BooleanExpression, _negated: bool) -> tuple[BooleanExpression, _Limits]:
+        reference = leaf.term.ref() if isinstance(leaf, BoundPredicate) else None
+        if not isinstance(reference, FieldReference) or reference.field.field_id not in bucket.sources:
+            return AlwaysTrue(), {}
+        column = reference.field
+        match leaf:
+            case BoundEqualTo() | BoundIn():
+                values = frozenset(hashed_bytes(value, column.field_type) for value in _literals(leaf))
+                return AlwaysTrue(), {column.field_id: values}
+            case BoundIsNull():
+                return AlwaysTrue(), {column.field_id: frozenset([None])}
+        return AlwaysTrue(), {}
+
+    def join(
+        junction: Junction, operands: list[tuple[BooleanExpression, _Limits]]
+    ) -> tuple[BooleanExpression, _Limits]:
+        terms, limited = [term for term, _ in operands], [columns for _, columns in operands]
+        if junction is Or:
+            common = set(limited[0]).intersection(*limited[1:])
+            either = {column: frozenset[bytes | None]().union(*(of[column] for of in limited)) for column in common}
+            return junction_of(Or, terms), either
+        both: _Limits = {}
+        for column, values in (item for columns in limited for item in columns.items()):
+            both[column] = both.get(column, values) & values
+        return junction_of(And, [*terms, _in_buckets(both, bucket, target)]), both
+
+    return fold(bound, limits, join)[0]
+
+
+def _in_buckets(limits: _Limits, bucket: ColumnsBucket, target: FieldReference) -> BooleanExpression:
+    """Return the test of a bucket of columns with one of few values each; TRUE if there is no limit for a column."""
+    if not limits.keys() >= {*bucket.sources}:
+        return AlwaysTrue()
+    columns = [limits[source] for source in bucket.sources]
+    if math.prod(map(len, columns)) > _MOST_COMBINATIONS:
+        return AlwaysTrue()
+    results = {bucket.of_values(combination) for combination in product(*columns)}
+    tests = [_predicate(BoundIn, target, results - {None})] if results - {None} else []
+    return junction_of(Or, [*tests, _predicate(BoundIsNull, target)] if None in results else tests)
 
 
 # Projections of a comparison with n onto a step function: the comparison of the partition with the step of n + shift.
@@ -431,6 +492,8 @@ def partition_value(transform: Transform[Any, Any], source: IcebergType, value: 
             return _truncated(source, value, transform.width)
         case TimeTransform():
             return _period(transform, source, value)
+        case ColumnsBucket():
+            return None
     raise ValueError(f"{transform} is not a transform of Iceberg")
 
 
@@ -449,10 +512,15 @@ def _hashed(source: IcebergType, value: Sql) -> Sql | None:
         case TimestampNanoType() | TimestamptzNanoType():
             return _hash(_floor_div(value, 1000))
         case UUIDType():
-            return _hash(sql.call("unhex", sql.call("replace", value, "-", "")))
+            return _hash(uuid_bytes(value))
         case FixedType() if len(source) % _WORD_BYTES == 0:
             return _hash(value)
     return None
+
+
+def uuid_bytes(value: Sql) -> Sql:
+    """Return the bytes of a UUID in text."""
+    return sql.call("unhex", sql.call("replace", value, "-", ""))
 
 
 def _hash(value: Sql) -> Sql:

@@ -48,7 +48,7 @@ from sparkmeta.plan.filter import partition_value, public_partition, public_part
 from sparkmeta.session import map_arrow, map_on_driver, read_tasks
 from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.partitioning import has_unknown_values
+from sparkmeta.spec.transforms import has_unknown_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,6 +27,7 @@ from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
 from sparkmeta.spec.entry import FIRST_RESERVED_ID, ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
+from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.text import byte_size, counted, partition_terms
 
 if TYPE_CHECKING:
@@ -506,7 +507,7 @@ def _coarser(spec: PartitionSpec, schema: Schema) -> Iterator[str]:
             continue
         if name in longer:
             yield f"{part.name}: {term} -> {longer[name]}({column})"
-        elif isinstance(part.transform, BucketTransform):
+        elif isinstance(part.transform, BucketTransform | ColumnsBucket):
             if part.transform.num_buckets > 1:
                 yield f"{part.name}: {term} -> fewer buckets"
         elif isinstance(part.transform, TruncateTransform):

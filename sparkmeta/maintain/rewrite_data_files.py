@@ -41,6 +41,7 @@ from sparkmeta.session import map_arrow, tasks_of_work
 from sparkmeta.spec.schema import path_to, pruned
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.transform_text import CALL, Terms, parts_of
+from sparkmeta.spec.transforms import field_sources
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.text import byte_size
 from sparkmeta.write.few_rows import files_of
@@ -303,12 +304,12 @@ def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
     if not wanted.fields:
         raise ValidationError("sort_order is unsorted: it has no fields")
     for sort_field in wanted.fields:
-        try:
-            column = terms.schema.find_field(sort_field.source_id)
-        except ValueError:
-            problem = f"the table has no column with the id {sort_field.source_id}"
-            raise ValidationError(f"{terms.where}: {problem}") from None
-        terms.check(column, sort_field.transform)
+        for source in field_sources(sort_field):
+            try:
+                column = terms.schema.find_field(source)
+            except ValueError:
+                raise ValidationError(f"{terms.where}: the table has no column with the id {source}") from None
+            terms.check(column, sort_field.transform)
     return _known_order(metadata, tuple(wanted.fields))
 
 

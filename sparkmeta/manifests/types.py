@@ -22,13 +22,13 @@ from sparkmeta.spec.metadata import tree_layout
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
     expression_of,
-    has_unknown_values,
     partition_type,
     source_type,
     spec_partition_type,
     stats_field_id,
     with_unique_ids,
 )
+from sparkmeta.spec.transforms import has_unknown_values
 from sparkmeta.spec.tree_layout import PROPOSAL
 
 if TYPE_CHECKING:

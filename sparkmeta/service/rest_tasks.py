@@ -44,7 +44,7 @@ from sparkmeta.plan.tasks import content_file, content_name, single_value
 from sparkmeta.scan import Scan, plans
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.metadata import is_encrypted
-from sparkmeta.spec.partitioning import has_unknown_values
+from sparkmeta.spec.transforms import has_unknown_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

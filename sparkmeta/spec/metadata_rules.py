@@ -12,13 +12,13 @@ from pyiceberg.types import DecimalType, GeographyType, GeometryType, UnknownTyp
 
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.spec.partitioning import (
-    partition_sources,
     partition_spec_from_json,
     partition_spec_to_json,
     sort_order_from_json,
     sort_order_to_json,
 )
 from sparkmeta.spec.schema import VariantType, schema_from_json, schema_to_json
+from sparkmeta.spec.transforms import field_sources, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 _TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
 
 
-def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[PartitionSpec], location: str) -> None:
-    """Raise ValidationError if a schema or spec needs a later format version.
+def refuse_unsupported(version: int, schemas: Iterable[Schema], location: str) -> None:
+    """Raise ValidationError if a schema needs a later format version.
 
     Args:
         version: The format version of a table.
         schemas: Its schemas.
-        specs: Its partition specs.
         location: Its location, for error messages.
     """
     if version >= 3:
@@ -52,10 +51,6 @@ def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[
             raise ValidationError(f"{problem} column {column.name} of type {column.field_type}")
         if column.initial_default is not None or column.write_default is not None:
             raise ValidationError(f"{problem} the default of column {column.name}")
-    for spec in specs:
-        for field, sources in zip(spec.fields, partition_sources(spec), strict=True):
-            if len(sources) > 1:
-                raise ValidationError(f"{problem} partition field {field.name}, which is computed of several columns")
 
 
 # -- Reserved table properties (semantics 11.4) -----------------------------------------------------------------------
@@ -167,16 +162,20 @@ def _refuse_names(location: str, spec: PartitionSpec) -> None:
 
 
 def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, subject: str) -> None:
-    transform, name = field.transform, schema.find_column_name(field.source_id)
-    if name is None or isinstance(transform, VoidTransform | UnknownTransform):
+    transform = field.transform
+    if isinstance(transform, VoidTransform) or is_unknown(transform):
         return
-    kind = schema.find_type(field.source_id)
-    try:
-        schema.accessor_for_field(field.source_id)
-    except ValueError as error:
-        raise ValidationError(f"{location}: {subject}: column {name} is inside a list or a map") from error
-    if not transform.can_transform(kind) or isinstance(kind, VariantType | GeometryType | GeographyType):
-        raise ValidationError(f"{location}: {subject}: {transform} does not fit column {name} of type {kind}")
+    for source in field_sources(field):
+        name = schema.find_column_name(source)
+        if name is None:
+            continue
+        kind = schema.find_type(source)
+        try:
+            schema.accessor_for_field(source)
+        except ValueError as error:
+            raise ValidationError(f"{location}: {subject}: column {name} is inside a list or a map") from error
+        if not transform.can_transform(kind) or isinstance(kind, VariantType | GeometryType | GeographyType):
+            raise ValidationError(f"{location}: {subject}: {transform} does not fit column {name} of type {kind}")
 
 
 def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_ids
 from pyiceberg.schema import Schema
@@ -21,9 +21,10 @@ from sparkmeta.spec.metadata_rules import (
     refuse_unsupported,
     unreserved,
 )
-from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
+from sparkmeta.spec.transforms import UnknownTransform, field_sources
 from sparkmeta.spec.tree_layout import PROPOSAL
 from sparkmeta.spec.update_schema import with_fresh_ids
 from sparkmeta.spec.upgrade import upgrade_metadata
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkmeta.spec.metadata import TableMetadata, TableMetadataV4
+
+_Fields = TypeVar("_Fields", PartitionSpec, SortOrder)
 
 _VERSIONS = (1, 2, 3, 4)
 _NEWEST_WITH_LISTS = 3
@@ -72,20 +75,17 @@ def new_metadata(
     _refuse_other_types(location, schema, spec, sort_order)
     properties = property_texts(f"{location}: properties", properties)
     version = _version(location, properties, format_version)
-    refuse_unsupported(version, [schema], [spec], location)
+    refuse_unsupported(version, [schema], location)
     refuse_unreadable(location, [schema], [spec], [sort_order])
     refuse_invalid_retries(properties, location)
     columns = with_fresh_ids(schema)
     try:
-        fields = assign_fresh_partition_spec_ids(spec, schema, columns)
-        order = assign_fresh_sort_order_ids(sort_order, schema, columns)
+        fields = _with_fresh_sources(assign_fresh_partition_spec_ids(spec, schema, columns), schema, columns)
+        order = _with_fresh_sources(assign_fresh_sort_order_ids(sort_order, schema, columns), schema, columns)
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
     refuse_unfit(location, columns, [fields], [order])
-    schema_json, spec_json = (
-        schema_to_json(columns),
-        _with_sources(partition_spec_to_json(fields), spec, schema, columns),
-    )
+    schema_json, spec_json = schema_to_json(columns), partition_spec_to_json(fields)
     document: dict[str, Any] = {
         "format-version": min(version, _NEWEST_WITH_LISTS),
         "table-uuid": str(uuid.uuid4()),
@@ -126,15 +126,16 @@ def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
     return metadata.model_copy(update={"relative_locations": True})
 
 
-def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema, columns: Schema) -> dict[str, Any]:
-    """Return the JSON of a spec with all source columns of each field; pyiceberg keeps only the first one."""
-    fields = []
-    for entry, sources in zip(spec_json["fields"], partition_sources(spec), strict=True):
-        names = [str(schema.find_column_name(source)) for source in sources]
-        ids = [columns.find_field(name).field_id for name in names]
-        several = {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": ids}
-        fields.append(several if len(ids) > 1 else entry)
-    return spec_json | {"fields": fields}
+def _with_fresh_sources(fields: _Fields, schema: Schema, columns: Schema) -> _Fields:
+    """Return a spec or an order with the new ids of several source columns; pyiceberg changes only the first one."""
+    renumbered = []
+    for field in fields.fields:
+        transform = field.transform
+        if isinstance(transform, UnknownTransform) and transform.sources:
+            names = [schema.find_column_name(source) or "" for source in transform.sources]
+            transform = transform.of_columns([columns.find_field(name).field_id for name in names])
+        renumbered.append(field.model_copy(update={"transform": transform}))
+    return fields.model_copy(update={"fields": tuple(renumbered)})
 
 
 def _refuse_other_types(location: str, schema: Any, spec: Any, sort_order: Any) -> None:
@@ -143,8 +144,9 @@ def _refuse_other_types(location: str, schema: Any, spec: Any, sort_order: Any) 
     instance_of(PartitionSpec).check(f"{location}: partition_spec", spec)
     instance_of(SortOrder).check(f"{location}: sort_order", sort_order)
     for field in (*spec.fields, *sort_order.fields):
-        if field.source_id not in schema.field_ids:
-            raise ValidationError(f"{location}: {field}: the schema has no column with the id {field.source_id}")
+        for source in field_sources(field):
+            if source not in schema.field_ids:
+                raise ValidationError(f"{location}: {field}: the schema has no column with the id {source}")
 
 
 def _version(location: str, properties: Mapping[str, str], format_version: int | None) -> int:

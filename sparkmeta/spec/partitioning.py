@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg import transforms
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from pyiceberg.types import IntegerType, NestedField, StringType, StructType
+from pyiceberg.types import NestedField, StringType, StructType
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
+from sparkmeta.spec.transforms import (
+    BUCKET_HASH,
+    WITH_WIDTH,
+    ColumnsBucket,
+    SeveralColumnsBucket,
+    UnknownTransform,
+    field_sources,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 # -- Partition specs, sort orders and partition types -----------------------------------------------------------------
 
 
-_WITH_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
+_HASH_KEY: Final = "bucket-hash"
 _PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
     "identity": transforms.IdentityTransform,
     "year": transforms.YearTransform,
@@ -36,35 +43,6 @@ _PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
     "hour": transforms.HourTransform,
     "void": transforms.VoidTransform,
 }
-
-
-class UnknownTransform(transforms.UnknownTransform[Any, Any]):
-    """A transform that can't be computed, known only by its text.
-
-    Its values are strings, and filters on its source columns project to nothing.
-    """
-
-    root: str  # type: ignore[assignment]
-
-    def __init__(self, transform: str) -> None:
-        super(transforms.UnknownTransform, self).__init__(root=transform)
-        self._transform = transform
-
-    def can_transform(self, source: IcebergType) -> bool:  # noqa: ARG002
-        """Return True, so that tables with such a transform can be read."""
-        return True
-
-
-class SeveralColumnsBucket(UnknownTransform):
-    """The transform `bucket[n]` of several columns, whose values are int (table spec, Partition Transforms)."""
-
-    def result_type(self, source: IcebergType) -> IntegerType:  # type: ignore[override]  # noqa: ARG002
-        return IntegerType()
-
-
-def has_unknown_values(transform: transforms.Transform[Any, Any]) -> bool:
-    """Return whether not even the type of a transform's values is known."""
-    return isinstance(transform, UnknownTransform) and not isinstance(transform, SeveralColumnsBucket)
 
 
 class TableSpec(KeepsJson, PartitionSpec):
@@ -78,7 +56,7 @@ class TableSortOrder(KeepsJson, SortOrder):
 def partition_spec_from_json(data: Mapping[str, Any], location: str = "spec", path: str = "") -> TableSpec:
     """Return the partition spec in a JSON object ``{"spec-id": ..., "fields": [...]}``.
 
-    A transform that is unknown or has several source columns becomes an UnknownTransform of the first source column. If
+    A transform that is unknown or has several source columns becomes an UnknownTransform, see `transform_from_json`. If
     no field has a field-id, as in files of early writers, ids are assigned from 1000 on.
 
     Args:
@@ -135,7 +113,8 @@ def source_ids(node: JsonNode) -> tuple[int, ...]:
 def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
     """Return the transform of a partition field or sort field.
 
-    An unknown transform, or one of several columns, becomes an UnknownTransform.
+    An unknown transform becomes an UnknownTransform, and so does one of several columns. Of these, only a
+    ColumnsBucket can be computed.
 
     Raises:
         CorruptFileError: The transform or its source column is missing, or its width is out of range.
@@ -143,12 +122,14 @@ def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
     text = node.get("transform").text()
     if text.lower() == "void":
         return transforms.VoidTransform()
-    match = _WITH_WIDTH.fullmatch(text)
+    match = WITH_WIDTH.fullmatch(text)
     if match and not 0 < int(match[2]) < 1 << 31:
         node.get("transform").fail("its width is out of range")
-    if len(source_ids(node)) > 1:
-        is_bucket = match is not None and match[1].lower() == "bucket"
-        return SeveralColumnsBucket(text) if is_bucket else UnknownTransform(text)
+    if len(sources := source_ids(node)) > 1:
+        if match is None or match[1].lower() != "bucket":
+            return UnknownTransform(text, sources)
+        has_hash = node.value.get(_HASH_KEY) == BUCKET_HASH
+        return ColumnsBucket(int(match[2]), sources) if has_hash else SeveralColumnsBucket(text, sources)
     if match:
         return transforms.parse_transform(f"{match[1].lower()}[{int(match[2])}]")
     plain = _PLAIN.get(text.lower())
@@ -325,19 +306,27 @@ def _sort_field(node: JsonNode) -> SortField:
 def _partition_field_json(field: PartitionField) -> dict[str, Any]:
     return {
         "name": field.name,
-        "transform": str(field.transform),
-        "source-id": field.source_id,
+        **_transform_json(field),
         "field-id": field.field_id,
     }
 
 
 def _sort_field_json(field: SortField) -> dict[str, Any]:
     return {
-        "transform": str(field.transform),
-        "source-id": field.source_id,
+        **_transform_json(field),
         "direction": field.direction.value,
         "null-order": field.null_order.value,
     }
+
+
+def _transform_json(field: PartitionField | SortField) -> dict[str, Any]:
+    """Return the transform, its source columns, and the hash of several columns.
+
+    All format versions have `source-ids` instead of `source-id` for several columns. Iceberg 1.12.0 would read a field
+    with both as a transform of the first column, and lose rows.
+    """
+    by_hash = {_HASH_KEY: BUCKET_HASH} if isinstance(field.transform, ColumnsBucket) else {}
+    return {"transform": str(field.transform), **_sources_json(field_sources(field)), **by_hash}
 
 
 # -- Expressions of V4 tables -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pyiceberg.types import PrimitiveType
 
 from sparkmeta.errors import ValidationError, hint_at, shown
 from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.transforms import ColumnsBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +110,7 @@ class Terms:
         return SortField(source_id=column.field_id, transform=transform, direction=direction, null_order=null_order)
 
     def transformed(self, term: str) -> tuple[NestedField, Transform[Any, Any]]:
-        """Return the column in a text and its transform, such as `bucket(16, name)`."""
+        """Return the column in a text and its transform, such as `bucket(16, name)`; of several columns the first."""
         call = CALL.fullmatch(term)
         if call is None:
             return self.column(term), transforms.IdentityTransform()
@@ -117,11 +118,18 @@ class Terms:
         sizes = [argument for argument in arguments if argument.isdecimal()]
         columns = [argument for argument in arguments if not argument.isdecimal()]
         transform = _named(call["name"], sizes[0] if sizes else None) if len(sizes) < 2 else None
-        if transform is None or len(columns) != 1:
+        bucket = transform if len(columns) > 1 and isinstance(transform, transforms.BucketTransform) else None
+        if transform is None or not (bucket or len(columns) == 1):
             raise ValidationError(f"{self.where}: {term} is not a transform of a column; {_KNOWN}")
-        column = self.column(columns[0])
-        self.check(column, transform)
-        return column, transform
+        fields = [self.column(name) for name in columns]
+        for field in fields:
+            self.check(field, transform)
+        if bucket is None:
+            return fields[0], transform
+        ids = [field.field_id for field in fields]
+        if len(set(ids)) < len(ids):
+            raise ValidationError(f"{self.where}: a column of {term} occurs twice")
+        return fields[0], ColumnsBucket(bucket.num_buckets, ids)
 
     def column(self, name: str) -> NestedField:
         """Return a primitive column that is not in a list or map."""

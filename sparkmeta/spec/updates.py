@@ -17,9 +17,9 @@ from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.metadata import add_expressions, check_expressions, serialize_table_metadata
 from sparkmeta.spec.metadata_model import SnapshotLogEntry, SnapshotRef, TableMetadata, TableMetadataV4
 from sparkmeta.spec.metadata_rules import refuse_unfit, refuse_unreadable, refuse_unsupported
-from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.table_properties import refuse_invalid_retries
 from sparkmeta.spec.transform_text import Terms, transform_of
+from sparkmeta.spec.transforms import ColumnsBucket, field_sources
 from sparkmeta.spec.update_schema import names_table
 from sparkmeta.text import partition_terms, sort_terms
 
@@ -64,12 +64,18 @@ def update_table_metadata(metadata: TableMetadata, updates: Sequence[TableUpdate
         _refuse_unreadable(update, metadata)
         if isinstance(update, iceberg.SetPropertiesUpdate):
             refuse_invalid_retries(update.updates, metadata.location)
-        applicable.append(_present(_with_all_sources(update, metadata), metadata))
+        applicable.append(_present(update, metadata))
     try:
         updated = iceberg.update_table_metadata(cast("Any", metadata), tuple(applicable))
     except (ValueError, KeyError, exceptions.ValidationError) as error:
-        raise ValidationError(f"{metadata.location}: {_deleted_source(metadata, updates) or error}") from error
+        problem = _deleted_source(metadata, metadata, updates) or error
+        raise ValidationError(f"{metadata.location}: {problem}") from error
     changed = cast("TableMetadata", updated)
+    # pyiceberg knows only the first source column of a field.
+    fields: tuple[PartitionField | SortField, ...] = (*changed.spec().fields, *changed.sort_order().fields)
+    others = {source for field in fields for source in field_sources(field)[1:]}
+    if others & metadata.schema().field_ids - changed.schema().field_ids:
+        raise ValidationError(f"{metadata.location}: {_deleted_source(metadata, changed, updates)}")
     for update in updates:
         refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
     parts = {"refs": _converted_refs(metadata, changed)} | _lists(changed, updates)
@@ -88,7 +94,7 @@ class UpdateSpec(IcebergUpdateSpec):
     - A new field may have the name of a field that is removed, from version 2 on. In version 1, a removed field stays
       as a void one, which gets another name when a later change takes its name.
     - Transforms are texts such as `bucket(16)`, or transforms of pyiceberg. A text may also name the column, as in
-      `add_field("bucket(16, id)")`.
+      `add_field("bucket(16, id)")`, or several columns of a bucket, as in `add_field("bucket(16, country, id)")`.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
@@ -144,18 +150,21 @@ class UpdateSpec(IcebergUpdateSpec):
             same = field.source_id == transform_key[0] and repr(field.transform) == repr(transform_key[1])
             if same and name in (None, field.name):
                 return PartitionField(transform_key[0], field.field_id, transform_key[1], field.name)
+        if name is None and isinstance(transform_key[1], ColumnsBucket):
+            name = transform_key[1].default_name(metadata.schema())
         return super()._partition_field(transform_key, name)
 
 
-def _deleted_source(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> str | None:
-    """Return why a column can't be deleted: the default partition spec or sort order uses it. None if there is none."""
-    schema, spec, order = metadata.schema(), metadata.spec(), metadata.sort_order()
+def _deleted_source(metadata: TableMetadata, changed: TableMetadata, updates: Iterable[TableUpdate]) -> str | None:
+    """Return why updates can't delete a column: the partition spec or sort order of `changed` uses it. None if none."""
+    schema, spec, order = metadata.schema(), changed.spec(), changed.sort_order()
     for ids in (index_by_id(update.schema_) for update in updates if isinstance(update, iceberg.AddSchemaUpdate)):
         fields: tuple[PartitionField | SortField, ...] = (*spec.fields, *order.fields)
         for field in fields:
-            name = schema.find_column_name(field.source_id)
-            if name is None or field.source_id in ids:
+            deleted = (source for source in field_sources(field) if source in schema.field_ids and source not in ids)
+            if (source := next(deleted, None)) is None or isinstance(field.transform, VoidTransform):
                 continue
+            name = schema.find_column_name(source)
             problem = f"column {name} can't be deleted: it is a source of"
             if isinstance(field, PartitionField):
                 term = partition_terms(PartitionSpec(field), schema)[0]
@@ -201,9 +210,9 @@ def _refuse(metadata: TableMetadata, snapshot: Any, problem: str) -> None:
 
 
 def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
-    """Raise ValidationError if an added schema or spec needs a later format version."""
+    """Raise ValidationError if an added schema needs a later format version."""
     schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
-    refuse_unsupported(metadata.format_version, schemas, [], metadata.location)
+    refuse_unsupported(metadata.format_version, schemas, metadata.location)
 
 
 def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
@@ -225,36 +234,6 @@ def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
     if not isinstance(update, iceberg.RemovePropertiesUpdate):
         return update
     return iceberg.RemovePropertiesUpdate(removals=[name for name in update.removals if name in metadata.properties])
-
-
-def _with_all_sources(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """Restore the source columns of fields with several in an update that adds a partition spec.
-
-    pyiceberg's partition fields have only the first source column. The others are taken from the existing specs.
-    """
-    if not isinstance(update, iceberg.AddPartitionSpecUpdate):
-        return update
-    several = {
-        (field.field_id, field.source_id, str(field.transform)): sources
-        for spec in metadata.partition_specs
-        for field, sources in zip(spec.fields, partition_sources(spec), strict=True)
-        if len(sources) > 1
-    }
-    fields = partition_spec_to_json(update.spec)["fields"]
-    completed = [
-        _with_sources(entry, several.get((field.field_id, field.source_id, str(field.transform))))
-        for entry, field in zip(fields, update.spec.fields, strict=True)
-    ]
-    if completed == fields:
-        return update
-    spec = partition_spec_from_json({"spec-id": update.spec.spec_id, "fields": completed})
-    return iceberg.AddPartitionSpecUpdate(spec=spec)
-
-
-def _with_sources(entry: dict[str, Any], sources: tuple[int, ...] | None) -> dict[str, Any]:
-    if sources is None:
-        return entry
-    return {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": list(sources)}
 
 
 def _converted_refs(base: TableMetadata, changed: TableMetadata) -> dict[str, SnapshotRef]:

@@ -169,8 +169,8 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         version: The format version to return to. 4 removes only the tree.
 
     Raises:
-        ValidationError: A snapshot has a root manifest, or the version does not support row ids, sequence numbers, a
-            column or a partition field of the table.
+        ValidationError: A snapshot has a root manifest, or the version does not support row ids, sequence numbers or a
+            column of the table.
     """
     for snapshot in metadata.snapshots:
         if snapshot.has_root:
@@ -181,7 +181,7 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
     if metadata.last_sequence_number > 0 and version < 2:
         number = metadata.last_sequence_number
         raise ValidationError(f"{metadata.location}: last-sequence-number is {number}: in format version 1 it is 0")
-    refuse_unsupported(version, metadata.schemas, metadata.partition_specs, metadata.location)
+    refuse_unsupported(version, metadata.schemas, metadata.location)
     document = json.loads(serialize_table_metadata(metadata))
     removed_keys = {
         LAYOUT_REVISION_KEY,

@@ -14,7 +14,14 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.errors import (
+    CommitConflictError,
+    NotFoundError,
+    UnsupportedError,
+    ValidationError,
+    shown,
+    translated_errors,
+)
 from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.expr.sql import quoted
@@ -27,6 +34,7 @@ from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.snapshot.search import live_manifests
 from sparkmeta.spec.metrics_modes import FULL, metrics_modes
+from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.reading import location_key
@@ -159,6 +167,12 @@ def describe_rows(
     """
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_transforms(state, state.metadata.sort_order())
+    for field in state.metadata.spec().fields:
+        if isinstance(field.transform, ColumnsBucket):
+            raise UnsupportedError(
+                f"{state.metadata.location}: files can't be added by their paths: their values of the partition field "
+                f"{field.name}, {field.transform} of several columns, are unknown: append them with partition values"
+            )
     tasks = existing_files(state, check_other_tables=check_other_tables)
     if count is None:
         _refuse_repeated(path_rows, state)

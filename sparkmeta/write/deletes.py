@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
 from pyspark.sql import functions as F
 
@@ -44,6 +44,7 @@ from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.schema import id_of_column, path_to, pruned
 from sparkmeta.spec.table_properties import choice_property, number_property
+from sparkmeta.spec.transforms import field_sources, is_unknown
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
     BOUNDS,
@@ -458,14 +459,15 @@ class KeyDeletes:
         schema = metadata.schema()
         row_type = spark_schema(rows.schema) if isinstance(rows, pa.Table) else rows.schema
         keys = _key_ids(schema, names, table)
-        sources = {field.source_id for spec in state.specs.values() for field in spec.fields}
+        sources = {source for spec in state.specs.values() for field in spec.fields for source in field_sources(field)}
         present_ids = check_some(row_type, schema, [*keys, *sources.intersection(schema.field_ids)], table)
         for field_id in keys:
             if field_id not in present_ids:
                 name = schema.find_column_name(field_id)
                 raise ValidationError(f"{table}: column {name} of the key is not in the rows")
         specs = _specs(state, present_ids)
-        source_ids = {field.source_id for spec_id in specs for field in state.specs[spec_id].fields}
+        fields = (field for spec_id in specs for field in state.specs[spec_id].fields)
+        source_ids = {source for field in fields for source in field_sources(field)}
         top_names = {path_to(schema, field_id)[0].name for field_id in present_ids.intersection({*keys, *source_ids})}
         column_names = [field.name for field in schema.fields if field.name in top_names]
         if isinstance(rows, pa.Table):
@@ -581,12 +583,14 @@ def _problems(state: TableState, spec: PartitionSpec, present: frozenset[int]) -
     """Yield the reasons why partition values of rows can't be computed."""
     schema = state.metadata.schema()
     for field in spec.fields:
-        if isinstance(field.transform, UnknownTransform):
+        if is_unknown(field.transform):
             yield f"the transform {field.transform} of partition field {shown(field.name)} is unknown"
-        elif not isinstance(field.transform, VoidTransform) and field.source_id not in present:
-            name = schema.find_column_name(field.source_id)
-            source_text = "a dropped column" if name is None else f"column {name}, which the rows lack"
-            yield f"partition field {shown(field.name)} is made from {source_text}"
+        elif not isinstance(field.transform, VoidTransform):
+            for source in field_sources(field):
+                if source not in present:
+                    name = schema.find_column_name(source)
+                    source_text = "a dropped column" if name is None else f"column {name}, which the rows lack"
+                    yield f"partition field {shown(field.name)} is made from {source_text}"
 
 
 def _live_specs(state: TableState) -> set[int]:

@@ -15,7 +15,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
     VoidTransform,
 )
-from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType
+from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
@@ -24,6 +24,7 @@ from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.expr.transforms import OrderedTransform
 from sparkmeta.rows.columns import child_fields
 from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.write.file_schema import file_schema
 from sparkmeta.write.files import LINEAGE, data_file_tasks, refuse_transforms, write_files
 from sparkmeta.write.input import check_schema
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.sorting import SortField
     from pyiceberg.transforms import Transform
+    from pyiceberg.types import IcebergType
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.snapshot.state import TableState
@@ -152,6 +154,8 @@ class _Values:
             kinds = self._state.types.partition_fields
             type_name = kinds[field.field_id] if isinstance(field, PartitionField) else "int"
             return pa.nulls(len(self._rows), bound_arrow_type(type_name))
+        if isinstance(transform, ColumnsBucket):
+            return self._of_columns(transform)
         kind = self._schema.find_type(field.source_id)
         assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
@@ -162,6 +166,12 @@ class _Values:
             problem = f"column {name} is {value}: {transform} of it does not fit {kind}"
             raise ValidationError(f"{self._state.metadata.location}: {problem}")
         return values
+
+    def _of_columns(self, transform: ColumnsBucket) -> pa.Array:
+        fields = [self._schema.find_field(source) for source in transform.sources]
+        sources = [self._source(field.field_id, str(field.field_type)) for field in fields]
+        rows = pa.StructArray.from_arrays(sources, [str(field.field_id) for field in fields])
+        return _by_tasks(transform, StructType(*fields), rows)
 
     def _source(self, field_id: int, type_name: str) -> pa.Array:
         top, *inside = path_to(self._schema, field_id)
@@ -201,12 +211,12 @@ def transformed(transform: Transform[Any, Any], source: PrimitiveType, values: p
             steps = OrderedTransform(transform, source).step(pc.fill_null(_numbers(values), 0).to_numpy())
             kind = values.type if isinstance(transform, TruncateTransform) else pa.int32()
             return pc.if_else(values.is_valid(), pa.array(steps).cast(kind), pa.scalar(None, kind))
-    return _by_value(transform, source, values)
+    return _by_tasks(transform, source, _numbers(values))
 
 
-def _by_value(transform: Transform[Any, Any], source: PrimitiveType, values: pa.Array) -> pa.Array:
+def _by_tasks(transform: Transform[Any, Any], source: IcebergType, values: pa.Array) -> pa.Array:
     """Compute buckets or truncated decimals with the function that tasks use."""
-    batch = pa.RecordBatch.from_arrays([_numbers(values)], ["value"])
+    batch = pa.RecordBatch.from_arrays([values], ["value"])
     (result,) = TaskValues((TaskValue("value", transform, source),))([batch])
     return result.column(0)
 

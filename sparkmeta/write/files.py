@@ -15,20 +15,21 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionField as SpecField
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection
-from pyiceberg.transforms import TruncateTransform, UnknownTransform, VoidTransform
-from pyiceberg.types import DecimalType, LongType, NestedField
+from pyiceberg.transforms import TruncateTransform, VoidTransform
+from pyiceberg.types import DecimalType, LongType, NestedField, StructType, UUIDType
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType as SparkLong
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType as SparkStruct
 
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
 from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import bound_arrow_type
-from sparkmeta.expr.transforms import partition_value
+from sparkmeta.expr.transforms import partition_value, uuid_bytes
 from sparkmeta.expr.types import spark_type
 from sparkmeta.session import advised_shuffles, local_frame, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.spec.transforms import ColumnsBucket, is_unknown
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.input import check_columns, field_value, positional_names, written_columns
@@ -176,7 +177,7 @@ class _Write:
         return self.state.metadata.location
 
     @cached_property
-    def row_type(self) -> StructType:
+    def row_type(self) -> SparkStruct:
         return self.rows.schema
 
     @cached_property
@@ -226,7 +227,7 @@ class _Write:
         self, frame: DataFrame, partitions: Sequence[str], keys: Sequence[Column], arrangement: Arrangement
     ) -> DataFrame:
         if arrangement.curve is not None:
-            row_type = StructType([*frame.schema.fields]).add(CURVE_COLUMN, SparkLong())
+            row_type = SparkStruct([*frame.schema.fields]).add(CURVE_COLUMN, SparkLong())
             frame = map_arrow(frame, arrangement.curve, row_type)
             keys = [*keys, F.col(CURVE_COLUMN).asc_nulls_first()]
         if arrangement.tasks is None:
@@ -277,7 +278,7 @@ class _Write:
     ) -> DataFrame:
         """Replace values with their transforms if Spark SQL has no exact form of the transforms."""
         results = {value.name: spark_type(value.transform.result_type(value.source)) for value in by_tasks}
-        row_type = StructType()
+        row_type = SparkStruct()
         for name, column in zip(self.columns, self.row_type.fields, strict=True):
             row_type.add(name, column.dataType)
         for name, field in values:
@@ -303,8 +304,19 @@ class _Write:
         if isinstance(field, SpecField) and isinstance(field.transform, VoidTransform):
             # The schema may lack the column.
             return _Source(self.state.types.partition_types[field.field_id], sql.lit(None))
-        kind = self.schema.find_type(field.source_id)
-        return _Source(kind, field_value(self.row_type, self.schema, field.source_id, self.columns))
+        if isinstance(field.transform, ColumnsBucket):
+            fields = [self.schema.find_field(source) for source in field.transform.sources]
+            values = [self._bytes_or_value(source).alias(str(source.field_id)) for source in fields]
+            return _Source(StructType(*fields), sql.struct(*values))
+        return _Source(self.schema.find_type(field.source_id), self._value(field.source_id))
+
+    def _value(self, field_id: int) -> Sql:
+        return field_value(self.row_type, self.schema, field_id, self.columns)
+
+    def _bytes_or_value(self, field: NestedField) -> Sql:
+        """Return a column's value, for a UUID as bytes."""
+        value = self._value(field.field_id)
+        return uuid_bytes(value) if isinstance(field.field_type, UUIDType) else value
 
 
 @dataclass(frozen=True)
@@ -374,6 +386,6 @@ def refuse_transforms(state: TableState, order: SortOrder) -> None:
     metadata = state.metadata
     for owner, fields in (("partition spec", metadata.spec().fields), ("sort order", order.fields)):
         for field in fields:
-            if isinstance(field.transform, UnknownTransform):
+            if is_unknown(field.transform):
                 problem = f"no values of the transform {field.transform} of its {owner} are written"
                 raise UnsupportedError(f"{metadata.location}: {problem}")

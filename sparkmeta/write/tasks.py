@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StructType
 
 from sparkmeta.entries.manifest_records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.entries.relation import distinct_rows, head, mapped
@@ -24,6 +26,7 @@ from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds
 from sparkmeta.expr.partition_text import NULL, human_strings
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property
+from sparkmeta.spec.transforms import ColumnsBucket, hashed_bytes
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
@@ -33,6 +36,8 @@ from sparkmeta.write.metrics import MeasuredColumn
 from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyiceberg.transforms import Transform
     from pyiceberg.types import IcebergType
 
@@ -168,7 +173,7 @@ class TaskValue:
     Attributes:
         name: the column.
         transform: the transform.
-        source: the Iceberg type of the source values.
+        source: the Iceberg type of the source values: a struct for a transform of several columns.
     """
 
     name: str
@@ -186,21 +191,46 @@ class TaskValues:
     values: tuple[TaskValue, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        functions = {value.name: value.transform.transform(value.source) for value in self.values}
-        buckets = {value.name for value in self.values if isinstance(value.transform, BucketTransform)}
+        values = {value.name: value for value in self.values}
         for batch in batches:
-            arrays, fields = [], []
-            for column, array in zip(batch.schema, batch.columns, strict=True):
-                if column.name not in functions:
-                    arrays.append(array)
-                    fields.append(column)
-                    continue
-                coded = array.dictionary_encode("encode")
-                distinct = [functions[column.name](_plain(value)) for value in coded.dictionary.to_pylist()]
-                kind = pa.int32() if column.name in buckets else array.type
-                arrays.append(pa.array([_fitting(value, kind) for value in distinct], kind).take(coded.indices))
-                fields.append(pa.field(column.name, kind))
+            arrays = [
+                _of_distinct(array, values[column.name]) if column.name in values else array
+                for column, array in zip(batch.schema, batch.columns, strict=True)
+            ]
+            fields = [
+                column.with_type(array.type) if column.name in values else column
+                for column, array in zip(batch.schema, arrays, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _of_distinct(array: pa.Array, value: TaskValue) -> pa.Array:
+    """Return the transform of source values, of each distinct value once."""
+    transform = value.transform
+    function: Callable[[Any], Any]
+    kind = pa.int32() if isinstance(transform, BucketTransform | ColumnsBucket) else array.type
+    if isinstance(transform, ColumnsBucket):
+        array, function = _hashed_bytes(array, value.source), transform.of_bytes
+    else:
+        function = transform.transform(value.source)
+    coded = array.dictionary_encode("encode")
+    distinct = [function(_plain(source)) for source in coded.dictionary.to_pylist()]
+    return pa.array([_fitting(result, kind) for result in distinct], kind).take(coded.indices)
+
+
+def _hashed_bytes(rows: pa.StructArray, source: IcebergType) -> pa.Array:
+    """Return the bytes that a bucket of several columns hashes; null where all columns are null."""
+    assert isinstance(source, StructType)
+    parts = []
+    for column, values in zip(source.fields, rows.flatten(), strict=True):
+        if pa.types.is_temporal(values.type):
+            values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())  # noqa: PLW2901
+        coded = values.dictionary_encode("encode")
+        distinct = [hashed_bytes(value, column.field_type) for value in coded.dictionary.to_pylist()]
+        parts.append(pa.array(distinct, pa.binary()).take(coded.indices))
+    # Arrow leaves out rows of nulls if it skips nulls.
+    joined = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
+    return pc.if_else(reduce(pc.or_, (part.is_valid() for part in parts)), joined, pa.scalar(None, pa.binary()))
 
 
 def _plain(value: Any) -> Any:

@@ -126,7 +126,7 @@ def test_a_sort_order_is_kept_as_it_was() -> None:
     assert sort_order_to_json(order) == document
     assert sort_order_to_json(order.model_copy(update={"order_id": 2})) == {
         "order-id": 2,
-        "fields": [{"transform": "zip", "source-id": 1, "direction": "desc", "null-order": "nulls-last"}],
+        "fields": [{"transform": "zip", "source-ids": [1, 2], "direction": "desc", "null-order": "nulls-last"}],
     }
 
 

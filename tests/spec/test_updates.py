@@ -19,7 +19,7 @@ from sparkmeta.errors import SparkmetaError, ValidationError
 from sparkmeta.spec.expiry import Expired, without_expired
 from sparkmeta.spec.metadata import Snapshot, TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.metadata_model import PartitionStatisticsFile, StatisticsFile
-from sparkmeta.spec.partitioning import UnknownTransform
+from sparkmeta.spec.transforms import UnknownTransform
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 from sparkmeta.spec.upgrade import upgrade_metadata
 from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v1, v2, v3, v4
