@@ -101,7 +101,7 @@ class Catalog(HoldsViews):
         Args:
             schema: the columns: a schema of pyiceberg or Arrow, or of Spark, such as `df.schema`. Columns get new ids.
             partition_by: the partition fields, instead of `partition_spec`: columns and their transforms, such as
-                `["day(ts)", "bucket(16, id)", "country"]`.
+                `["day(ts)", "bucket(16, id)", "country"]`. A bucket takes several columns: `bucket(16, country, id)`.
             sort_by: the sort fields, instead of `sort_order`, such as `["ts DESC", "id"]`.
             format_version: 1, 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
                 `format-version`, or else to 2.

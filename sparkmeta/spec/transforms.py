@@ -32,7 +32,7 @@ WITH_WIDTH: Final = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
 """The text of a transform with a parameter."""
 
 BUCKET_HASH: Final = "murmur3-concatenated"
-"""The hash of several columns, see `ColumnsBucket`. No specification defines it, so partition fields name it."""
+"""The hash of several columns, see `ColumnsBucket`. No specification defines it, so fields name it."""
 
 
 class UnknownTransform(transforms.UnknownTransform[Any, Any]):
@@ -48,15 +48,12 @@ class UnknownTransform(transforms.UnknownTransform[Any, Any]):
     root: str  # type: ignore[assignment]
     _sources: tuple[int, ...] = PrivateAttr(())
 
-    def __init__(self, transform: str, sources: Iterable[int] = ()) -> None:
+    def __init__(self, transform: str, sources: Iterable[int] = (), by: str = "") -> None:
         several = tuple(sources)
         # pyiceberg compares transforms by their roots, and looks them up by their representations.
-        super(transforms.UnknownTransform, self).__init__(root=f"{transform}{self._root_suffix(several)}")
+        root = f"{transform} of columns {several}{by}" if several else transform
+        super(transforms.UnknownTransform, self).__init__(root=root)
         self._transform, self._sources = transform, several
-
-    @staticmethod
-    def _root_suffix(sources: tuple[int, ...]) -> str:
-        return f" of columns {', '.join(map(str, sources))}" if sources else ""
 
     def __str__(self) -> str:
         return self._transform
@@ -80,8 +77,8 @@ class UnknownTransform(transforms.UnknownTransform[Any, Any]):
 class SeveralColumnsBucket(UnknownTransform):
     """The transform `bucket[n]` of several columns by an unknown hash. Its values are int."""
 
-    def __init__(self, transform: str, sources: Iterable[int]) -> None:
-        super().__init__(transform, sources)  # pydantic's metaclass hides the inherited signature
+    def __init__(self, transform: str, sources: Iterable[int], by: str = "") -> None:
+        super().__init__(transform, sources, by)  # pydantic's metaclass hides the inherited signature
 
     def result_type(self, source: IcebergType) -> IntegerType:  # type: ignore[override]  # noqa: ARG002
         return IntegerType()
@@ -96,18 +93,14 @@ class ColumnsBucket(SeveralColumnsBucket):
     """The transform `bucket[n]` of several columns by the hash `BUCKET_HASH`, which can be computed.
 
     The bytes that Iceberg hashes of each value (table spec, Appendix B) are concatenated in the order of the columns,
-    without nulls, and hashed as one value. The bucket is null if all values are null.
+    without nulls, and hashed as one value. The bucket is null if all values are null (semantics 5.6).
     """
-
-    def __init__(self, num_buckets: int, sources: Iterable[int]) -> None:
-        super().__init__(f"bucket[{num_buckets}]", sources)
-        self._single = transforms.BucketTransform(num_buckets)
 
     _single: transforms.BucketTransform[Any] = PrivateAttr()
 
-    @staticmethod
-    def _root_suffix(sources: tuple[int, ...]) -> str:
-        return f" of columns {', '.join(map(str, sources))} by {BUCKET_HASH}"
+    def __init__(self, num_buckets: int, sources: Iterable[int]) -> None:
+        super().__init__(f"bucket[{num_buckets}]", sources, by=f" by {BUCKET_HASH}")
+        self._single = transforms.BucketTransform(num_buckets)
 
     @property
     def num_buckets(self) -> int:

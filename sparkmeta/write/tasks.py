@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StructType
 
@@ -26,18 +25,17 @@ from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds
 from sparkmeta.expr.partition_text import NULL, human_strings
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property
-from sparkmeta.spec.transforms import ColumnsBucket, hashed_bytes
+from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
+from sparkmeta.write.buckets import buckets
 from sparkmeta.write.file_schema import FileColumns, file_schema
 from sparkmeta.write.formats import AvroOutput, OrcOutput, ParquetOutput
 from sparkmeta.write.metrics import MeasuredColumn
 from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyiceberg.transforms import Transform
     from pyiceberg.types import IcebergType
 
@@ -183,7 +181,7 @@ class TaskValue:
 
 @dataclass(frozen=True)
 class TaskValues:
-    """Replaces source values with transformed values. Each distinct value of a batch is transformed once. Picklable.
+    """Replaces source values with transformed values. Picklable.
 
     Truncated decimals become null if they have more digits than their type.
     """
@@ -194,7 +192,7 @@ class TaskValues:
         values = {value.name: value for value in self.values}
         for batch in batches:
             arrays = [
-                _of_distinct(array, values[column.name]) if column.name in values else array
+                _transformed(array, values[column.name]) if column.name in values else array
                 for column, array in zip(batch.schema, batch.columns, strict=True)
             ]
             fields = [
@@ -204,37 +202,18 @@ class TaskValues:
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _of_distinct(array: pa.Array, value: TaskValue) -> pa.Array:
-    """Return the transform of source values, of each distinct value once."""
-    transform = value.transform
-    function: Callable[[Any], Any]
-    kind = pa.int32() if isinstance(transform, BucketTransform | ColumnsBucket) else array.type
-    if isinstance(transform, ColumnsBucket):
-        array, function = _hashed_bytes(array, value.source), transform.of_bytes
-    else:
-        function = transform.transform(value.source)
-    coded = array.dictionary_encode("encode")
-    distinct = [function(_plain(source)) for source in coded.dictionary.to_pylist()]
-    return pa.array([_fitting(result, kind) for result in distinct], kind).take(coded.indices)
-
-
-def _hashed_bytes(rows: pa.StructArray, source: IcebergType) -> pa.Array:
-    """Return the bytes that a bucket of several columns hashes; null where all columns are null."""
-    assert isinstance(source, StructType)
-    parts = []
-    for column, values in zip(source.fields, rows.flatten(), strict=True):
-        if pa.types.is_temporal(values.type):
-            values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())  # noqa: PLW2901
-        coded = values.dictionary_encode("encode")
-        distinct = [hashed_bytes(value, column.field_type) for value in coded.dictionary.to_pylist()]
-        parts.append(pa.array(distinct, pa.binary()).take(coded.indices))
-    # Arrow leaves out rows of nulls if it skips nulls.
-    joined = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
-    return pc.if_else(reduce(pc.or_, (part.is_valid() for part in parts)), joined, pa.scalar(None, pa.binary()))
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, Decimal | str | bytes | int | None) else bytes(value)
+def _transformed(array: pa.Array, value: TaskValue) -> pa.Array:
+    """Return the transform of source values; of decimals to truncate, each distinct value is transformed once."""
+    match value.transform:
+        case BucketTransform():
+            return buckets(value.transform.num_buckets, [(array, value.source)])
+        case ColumnsBucket():
+            assert isinstance(value.source, StructType)
+            kinds = [column.field_type for column in value.source.fields]
+            return buckets(value.transform.num_buckets, [*zip(array.flatten(), kinds, strict=True)])
+    function, coded = value.transform.transform(value.source), array.dictionary_encode("encode")
+    distinct = [_fitting(function(source), array.type) for source in coded.dictionary.to_pylist()]
+    return pa.array(distinct, array.type).take(coded.indices)
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:

@@ -77,13 +77,15 @@ def test_a_new_table_keeps_all_columns_of_a_field(table: sm.Table) -> None:
 
 @pytest.mark.parametrize("direct", ["0", "500"])
 def test_files_are_appended_planned_and_removed(table: sm.Table, spark: SparkSession, direct: str) -> None:
-    """The files are in leaves and in the root. A filter on the field's columns does not constrain its values."""
+    """The files are in leaves and in the root. A filter on all columns of the field keeps one bucket."""
     with table.transaction() as tx:
         tx.set_properties({"write.tree.direct-files": direct})
     names = ["1/5", "1/-", "2/5", "-/0", "2/15"]
     table = append(table.refresh(), files(spark, names))
     assert planned(table) == {name: [] for name in names}
-    assert planned(table, "a = 1 and b = 2") == planned(table)
+    assert planned(table, "a = 1") == planned(table, "a = 1 and b > 1") == planned(table)
+    assert planned(table, "a = 1 and b = 2") == {"-/0": []}
+    assert planned(table, "b is null and a is null") == {"1/-": []}
     assert planned(table, "ts >= '1970-01-03'") == {"2/5": [], "2/15": []}
     shown = table.inspect.files().select("file_path", "partition.bucket_a_b").collect()
     assert {row[0][2:]: row[1] for row in shown} == {"1/5": 5, "1/-": None, "2/5": 5, "-/0": 0, "2/15": 15}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import product
 from typing import Any
 
 import mmh3
@@ -17,6 +18,7 @@ from pyiceberg.schema import Schema
 from sparkmeta.expr.predicate import bind_filter, expression_to_json, parse_filter
 from sparkmeta.expr.transforms import inclusive_projection, strict_projection, undecided
 from sparkmeta.spec.schema import partition_spec_from_json
+from sparkmeta.spec.transforms import ColumnsBucket
 
 SCHEMA = Schema(
     t.NestedField(1, "i", t.IntegerType()),
@@ -261,6 +263,39 @@ def test_void_and_unknown_say_nothing(row_filter: str) -> None:
         "fields": [{"field-id": 1000, "name": "p0", "transform": "bucket[4]", "source-ids": [1, 9]}],
     }
     assert both(row_filter, partition_spec_from_json(several)) == ("true", "false")
+
+
+def test_several_columns() -> None:
+    """Only filters that limit all columns to few values say something."""
+    sources = [SCHEMA.find_field(name).field_id for name in "isl"]
+    spec = PartitionSpec(PartitionField(sources[0], 1000, ColumnsBucket(4, sources), "p0"))
+
+    def of(*parts: bytes) -> int:
+        return (mmh3.hash(b"".join(parts)) & 0x7FFFFFFF) % 4
+
+    five, six, seven = (struct.pack("<q", number) for number in (5, 6, 7))
+    all_set = of(five, b"a", six)
+    of_sets = sorted({of(number, text, six) for number in (five, six, seven) for text in (b"a", b"b")})
+    or_nulls = sorted(
+        {of(*filter(None, parts)) for parts in product((five, b""), (b"a", b""), (six, b"")) if any(parts)}
+    )
+    cases = {
+        "i = 5 and l = 6 and s = 'a'": f"p0 = {all_set}",
+        "s = 'a' and (l = 6 and i = 5) and f > 1.5": f"p0 = {all_set}",
+        "i = 5 and l = 6": "true",
+        "i = 5 and l = 6 and s > 'a'": "true",
+        "i = 5 or l = 6 or s = 'a'": "true",
+        "i is null and l is null and s is null": "p0 is-null",
+        "i in (5, 6, 7) and l = 6 and s in ('a', 'b')": f"p0 in {of_sets}",
+        "(i = 5 or i is null) and (l is null or l = 6) and (s is null or s = 'a')": f"(p0 in {or_nulls} or p0 is-null)",
+        "(i = 5 and l = 6 and s = 'a') or (i is null and l is null and s is null)": f"(p0 = {all_set} or p0 is-null)",
+        "i = 5 and i = 6 and l = 6 and s = 'a'": "false",
+        "i = 5 and l = 6 and s = 'a' or f > 1.5": "true",
+    }
+    for row_filter, projected in cases.items():
+        assert both(row_filter, spec) == (projected, "false"), row_filter
+    many = f"i in ({', '.join(map(str, range(200)))}) and l in ({', '.join(map(str, range(100)))}) and s = 'a'"
+    assert both(many, spec) == ("true", "false")
 
 
 def test_several_fields_of_one_column() -> None:

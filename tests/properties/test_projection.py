@@ -31,6 +31,7 @@ from sparkmeta.expr.residual import residual
 from sparkmeta.expr.skipping import FieldSummary, summary_might_match
 from sparkmeta.expr.sql import Sql
 from sparkmeta.expr.transforms import inclusive_projection, strict_projection, undecided
+from sparkmeta.spec.transforms import ColumnsBucket
 from tests.properties.cases import DAY_MICROS, VALUES, by_arrow, by_both, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:
@@ -204,14 +205,20 @@ def batches(draw: st.DrawFn, sources: list[t.PrimitiveType] = SOURCES) -> Batch:
     chosen = draw(st.lists(st.sampled_from(transforms_of(primitive)), min_size=1, max_size=2, unique_by=str))
     fields = [PartitionField(SOURCE, 1000 + place, transform, f"p{place}") for place, transform in enumerate(chosen)]
     of_other = draw(st.sampled_from([transforms.BucketTransform(3), transforms.IdentityTransform()]))
-    spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, of_other, "w_part"))
+    of_both = ColumnsBucket(draw(st.sampled_from([3, 50])), draw(st.permutations([SOURCE, OTHER])))
+    has_both = transforms.BucketTransform(2).can_transform(primitive)
+    both = [PartitionField(of_both.sources[0], 1020, of_both, "both")] if has_both else []
+    spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, of_other, "w_part"), *both)
     pool = draw(pools(primitive))
     value = st.sampled_from([*pool, None, *([math.nan] if is_floating(primitive) else [])])
-    rows = [{SOURCE: draw(value), OTHER: draw(st.integers(-2, 2))} for _ in range(24)]
+    rows = [{SOURCE: draw(value), OTHER: draw(st.integers(-2, 2) | st.none())} for _ in range(24)]
     old_writer = draw(st.booleans())
     tuples = [partition_of(row, spec, primitive, old_writer) for row in rows]
-    leaves = predicates("v", primitive, pool) | predicates("v", primitive, pool) | predicates("w", t.LongType(), [0, 1])
-    return Batch(schema, spec, rows, tuples, draw(st.lists(filters(leaves), min_size=12, max_size=16)))
+    of_w = predicates("w", t.LongType(), [0, 1])
+    leaves = predicates("v", primitive, pool) | predicates("v", primitive, pool) | of_w
+    # Only filters that limit both columns to few values prune by a bucket of both.
+    few = st.builds(And, leaves, of_w) | st.builds(And, filters(leaves), filters(of_w))
+    return Batch(schema, spec, rows, tuples, draw(st.lists(filters(leaves) | few, min_size=12, max_size=16)))
 
 
 def partition_of(
@@ -219,6 +226,12 @@ def partition_of(
 ) -> dict[int, Any]:
     partition = {}
     for field in spec.fields:
+        if isinstance(field.transform, ColumnsBucket):
+            kinds = {SOURCE: primitive, OTHER: t.LongType()}
+            parts = [hashed(kinds[at], row[at]) for at in field.transform.sources if row[at] is not None]
+            bucket = (mmh3.hash(b"".join(parts)) & 0x7FFFFFFF) % field.transform.num_buckets
+            partition[field.field_id] = bucket if parts else None
+            continue
         source = primitive if field.source_id == SOURCE else t.LongType()
         value = transformed(field.transform, source, row[field.source_id], old_writer)
         of_time = isinstance(field.transform, transforms.TimeTransform) and not (
