@@ -266,7 +266,7 @@ def test_void_and_unknown_say_nothing(row_filter: str) -> None:
 
 
 def test_several_columns() -> None:
-    """Only filters that limit all columns to few values say something."""
+    """Only filters that limit all columns to few values say something, and only by a known hash."""
     sources = [SCHEMA.find_field(name).field_id for name in "isl"]
     spec = PartitionSpec(PartitionField(sources[0], 1000, ColumnsBucket(4, sources), "p0"))
 
@@ -294,6 +294,11 @@ def test_several_columns() -> None:
     }
     for row_filter, projected in cases.items():
         assert both(row_filter, spec) == (projected, "false"), row_filter
+    field = {"field-id": 1000, "name": "p0", "transform": "bucket[4]", "source-ids": sources}
+    for of_hash in ({}, {"bucket-hash": "xor"}):
+        unknown = partition_spec_from_json({"spec-id": 0, "fields": [field | of_hash]})
+        assert both("i = 5 and l = 6 and s = 'a'", unknown) == ("true", "false")
+    assert partition_spec_from_json({"spec-id": 0, "fields": [field | {"bucket-hash": "murmur3-concatenated"}]}) == spec
     many = f"i in ({', '.join(map(str, range(200)))}) and l in ({', '.join(map(str, range(100)))}) and s = 'a'"
     assert both(many, spec) == ("true", "false")
 

@@ -276,8 +276,8 @@ def renamed(rows: pa.Table) -> pa.Table:
 def checks(table: sm.Table, appends: int) -> None:
     for a, t in ((1, "a"), (-7, ""), (None, "ab"), (2**31 - 1, None), (None, None)):
         row_filter = And(one_of("a", [a]), one_of("t", [t]))
-        found = table.scan(row_filter).to_arrow().to_pylist()
-        assert sorted(row["x"] % 100 for row in found) == sorted(
+        rows = table.scan(row_filter).to_arrow().to_pylist()
+        assert sorted(row["x"] % 100 for row in rows) == sorted(
             [index for index, row in enumerate(pairs().to_pylist()) if (row["a"], row["s"]) == (a, t)] * appends
         )
         assert table.scan(row_filter).plan_files().count() == appends
@@ -314,8 +314,8 @@ def test_a_bucket_by_an_unknown_hash_is_not_pruned_or_written(
         tx.set_properties({"a": "b"})
     tree = foreign.refresh().maintenance.upgrade(4).commit()
     assert len(tuples(tree, "a = 1 and s = 'ab'")) == 5
-    (kept,) = stored(tree.maintenance.downgrade(3).commit())["partition-specs"][0]["fields"]
-    assert kept == document["partition-specs"][0]["fields"][0]
+    (restored,) = stored(tree.maintenance.downgrade(3).commit())["partition-specs"][0]["fields"]
+    assert restored == document["partition-specs"][0]["fields"][0]
 
 
 @pytest.mark.parametrize(
