@@ -95,6 +95,9 @@ class FaultyFiles:
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         return self._do("list", folder, lambda: self.real.list(folder, pattern))
 
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        return self._do("list", folder, lambda: self.real.names(folder, pattern))
+
     @property
     def is_killed(self) -> bool:
         """Whether the process is dead by now."""

@@ -80,6 +80,8 @@ class ColumnEncoder:
             if values.null_count == len(values):
                 return pa.repeat(pa.scalar(_NULL, pa.binary()), len(values))
             of_values = self.encoded(next(branch for branch in kind if branch != "null"), values)
+            if not values.null_count:
+                return _joined(_PRESENT, of_values)
             return pc.if_else(values.is_valid(), _joined(_PRESENT, of_values), _NULL)
         if isinstance(kind, Mapping) and kind["type"] != "fixed":
             return self._complex(kind, values)
@@ -130,22 +132,26 @@ def _joined(*parts: Any) -> pa.BinaryArray:
 
 
 def _filled(values: pa.Array) -> pa.BinaryArray:
-    return pc.fill_null(values, _NOTHING)
+    return pc.fill_null(values, _NOTHING) if values.null_count else values
+
+
+# The least numbers of two bytes, of three, and so on.
+_LONGER = np.uint64(1) << np.arange(7, 64, 7, dtype=np.uint64)
 
 
 def _numbers(values: pa.Array) -> pa.BinaryArray:
     """Return numbers in Avro's zigzag form, seven bits a byte; null as 0."""
-    signed = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    integers = values.cast(pa.int64())
+    signed = (pc.fill_null(integers, 0) if values.null_count else integers).to_numpy(zero_copy_only=False)
     zigzag = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
-    shifts = range(0, 64, 7)
-    lengths = 1 + sum((zigzag >> np.uint64(shift) > 0).astype(np.int32) for shift in shifts[1:])
+    lengths = 1 + np.searchsorted(_LONGER, zigzag, side="right")
     longest = int(lengths.max(initial=1))
     digits = np.empty((len(zigzag), longest), np.uint8)
-    for column, shift in enumerate(shifts[:longest]):
-        digits[:, column] = (zigzag >> np.uint64(shift)) & np.uint64(0x7F)
-    columns = np.arange(longest)
-    digits[columns < lengths[:, None] - 1] |= 0x80
-    data = digits[columns < lengths[:, None]]
+    for column in range(longest):
+        digits[:, column] = (zigzag >> np.uint64(7 * column)) & np.uint64(0x7F)
+    places = np.arange(longest)
+    digits[places < lengths[:, None] - 1] |= 0x80
+    data = digits[places < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
@@ -250,16 +256,28 @@ class ManifestFormat:
         ids = {unique_id: id_in_spec for id_in_spec, unique_id in self.projection.unique_ids(self.spec_id).items()}
         return with_partition_ids(dict(self.schema), ids)
 
-    @cached_property
+    @property
     def encoded(self) -> dict[str, Any]:
         """The schema of encoded entries, by field ids. Fixed values are bytes, as in Java's library."""
-        schema = dict(self.schema)
-        return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
+        return _encoded_schema(json.dumps(self.schema))[0]
+
+    @property
+    def encoder(self) -> ColumnEncoder:
+        """The encoder of entries."""
+        return _encoded_schema(json.dumps(self.schema))[1]
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The ids of the entry's fields between its status and its data_file."""
         return _ENTRY_FIELDS[self.format_version][1:]
+
+
+@lru_cache(maxsize=64)
+def _encoded_schema(text: str) -> tuple[dict[str, Any], ColumnEncoder]:
+    """Return the schema of encoded entries, and their encoder, for the JSON of an Avro schema."""
+    schema = json.loads(text)
+    encoded = by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
+    return encoded, ColumnEncoder(fixed_sizes(encoded))
 
 
 _CONTENTS = ("data", "deletes")
@@ -391,12 +409,12 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
     values = {field_id: _value(entries, path) for field_id, path in V3_ENTRY_PATHS.items()}
     values |= {field_id: pa.repeat(pa.scalar(value), len(entries)) for field_id, value in REQUIRED_DEFAULTS.items()
                if field_id not in values}  # fmt: skip
-    encoder = ColumnEncoder(fixed_sizes(form.encoded))
-    record = record_of(form.encoded, DATA_FILE_FIELD_ID, "data_file")
+    schema, encoder = form.encoded, form.encoder
+    record = record_of(schema, DATA_FILE_FIELD_ID, "data_file")
     assert record is not None
     encoded = [
         encoder.encoded(field["type"], values[field_id_of(field)])
-        for field in form.encoded["fields"]
+        for field in schema["fields"]
         if field_id_of(field) != DATA_FILE_FIELD_ID
     ]
     stats = _columns_by_id(entries, CONTENT_STATS)

@@ -96,7 +96,7 @@ class FileSystemOperations:
         attempt = _Attempt(
             base,
             TableVersion(location, metadata),
-            encoded(metadata, compressed, location),
+            encoded(metadata, compressed, location, base),
             new_snapshot_ids(base, metadata),
         )
         self._refuse_stale(base)

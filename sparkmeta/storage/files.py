@@ -148,6 +148,9 @@ class Files(Protocol):
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         """Return the files directly in a folder whose names match a pattern with ``*`` and ``?``."""
 
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        """Return the names of the files that ``list`` returns, which takes less time on a disk."""
+
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         """Return the locations of files below a folder whose relative path matches (``*/metadata/*``).
 
@@ -194,12 +197,11 @@ class LocalFiles:
         return local_length(location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-        try:
-            with os.scandir(local_path(folder)) as entries:
-                files = [_file_status(folder, entry) for entry in entries if fnmatchcase(entry.name, pattern)]
-                return [status for status in files if status is not None]
-        except (FileNotFoundError, NotADirectoryError):
-            missing(folder)
+        statuses = [_file_status(folder, entry) for entry in _entries(folder, pattern)]
+        return [status for status in statuses if status is not None]
+
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        return [entry.name for entry in _entries(folder, pattern) if entry.is_file()]
 
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         return listing.glob(folder, pattern, leaf, _local_folders, partial(_matching, self))
@@ -215,6 +217,14 @@ class LocalFiles:
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         return writing.failures(map(writing.delete_local, locations))
+
+
+def _entries(folder: str, pattern: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(local_path(folder)) as entries:
+            return [entry for entry in entries if fnmatchcase(entry.name, pattern)]
+    except (FileNotFoundError, NotADirectoryError):
+        missing(folder)
 
 
 def _local_folders(folder: str) -> Sequence[str]:
@@ -257,6 +267,9 @@ class IOFiles:
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         return requested(self.io, folder, partial(listing.by_client(self.io, folder), folder, pattern))
+
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        return [file_name(status.location) for status in self.list(folder, pattern)]
 
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         """See `Files.glob`. Lists each folder on the way, several at a time."""
@@ -318,6 +331,9 @@ class SparkFiles:
             for row in rows
             if path_of(row.path) == path_of(join(folder, file_name(row.path)))
         ]
+
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        return [file_name(status.location) for status in self.list(folder, pattern)]
 
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:  # noqa: ARG002
         try:
