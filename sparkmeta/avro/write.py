@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class ColumnEncoder:
             if not values.null_count:
                 return _joined(_PRESENT, of_values)
             return pc.if_else(values.is_valid(), _joined(_PRESENT, of_values), _NULL)
-        if isinstance(kind, Mapping) and kind["type"] != "fixed":
+        if isinstance(kind, dict) and kind["type"] != "fixed":
             return self._complex(kind, values)
         return self._primitive(kind, values)
 

@@ -7,8 +7,8 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, overload
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, overload
 
 from pydantic import (
     BaseModel,
@@ -46,7 +46,9 @@ from sparkmeta.spec.partitioning import (
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_Result = TypeVar("_Result")
 
 
 # -- Snapshots, refs, logs and statistics files -----------------------------------------------------------------------
@@ -351,6 +353,17 @@ class PartitionStatisticsFile(statistics.PartitionStatisticsFile):
 
 
 _COUNTERS = {"last_sequence_number", "next_row_id"}
+# The fields that a new snapshot or file changes.
+_HISTORY = _COUNTERS | {
+    "current_snapshot_id",
+    "last_updated_ms",
+    "metadata_log",
+    "partition_statistics",
+    "refs",
+    "snapshot_log",
+    "snapshots",
+    "statistics",
+}
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
@@ -402,6 +415,8 @@ class _Metadata(iceberg.TableMetadataCommonFields):
             update = {key: value for key, value in update.items() if key in fields or key not in _COUNTERS}
         copied = super().model_copy(update=update)
         copied.__dict__.pop("stored_by_id", None)
+        if any(getattr(self, key, None) != value for key, value in (update or {}).items() if key not in _HISTORY):
+            copied.__dict__.pop("derived", None)
         if update:
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
             copied.model_fields_set.difference_update(self._UNWRITTEN - self.model_fields_set - update.keys())
@@ -423,7 +438,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         snapshots = ",".join(snapshot_text(each, locations) for each in self.stored_snapshots)
         return f'{parts[0]}"snapshots":[{snapshots}]{parts[1]}'
 
-    def without_parts_of(self, base: Self) -> Self:
+    def without_parts_of(self, base: _Metadata) -> Self:
         """Return the metadata without the snapshots and log entries that are objects of earlier metadata.
 
         Snapshots that the metadata refers to stay.
@@ -457,6 +472,11 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     def stored_by_id(self) -> dict[int, AnySnapshot]:
         """`stored_snapshots` by their ids."""
         return {snapshot.snapshot_id: snapshot for snapshot in self.stored_snapshots}
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """Results that follow from the table's definitions and properties, which most versions of it share."""
+        return {}
 
     @field_serializer("schemas")
     def _schemas(self, schemas: list[Schema]) -> list[dict[str, Any]]:
@@ -584,6 +604,18 @@ class TableMetadataV4(TableMetadataV3):
         if self.layout_revision is None:
             return [partition_spec_to_json(spec) for spec in specs]
         return [without_empty_fields(referring_spec_json(spec, self.expressions)) for spec in specs]
+
+
+def of_definitions(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Decorate a function of table metadata that does not depend on snapshots, so that versions share its results."""
+
+    @wraps(function)
+    def derived(metadata: Any) -> _Result:
+        if function not in metadata.derived:
+            metadata.derived[function] = function(metadata)
+        return cast("_Result", metadata.derived[function])
+
+    return derived
 
 
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:

@@ -25,7 +25,7 @@ from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import Fault, FaultyFiles, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sparkmeta.operations.table_operations import TableVersion
 

@@ -269,8 +269,8 @@ def entry_problems(
     info = {name: version(check.table, name) for name in _VERSION_FIELDS}
     for name, values in info.items():
         check.refuse(f"version_info.{name}", values, values.is_null(), "it is missing")
-    check.refuse("version_info.status", info["status"],
-                 pc.invert(pc.is_in(info["status"], pa.array([0, 1, 2], pa.int32()))), "not one of 0, 1, 2")  # fmt: skip
+    unknown = pc.invert(pc.is_in(info["status"], pa.array([0, 1, 2], pa.int32())))
+    check.refuse("version_info.status", info["status"], unknown, "not one of 0, 1, 2")
     check.known("partition_spec_id", tuple(specs))
     lower_formats = pc.utf8_lower(check.table.column("file_format"))
     for kind, formats in (_FORMATS if vectors else _FORMATS | _POSITION_FILES).items():
