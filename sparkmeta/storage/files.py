@@ -161,8 +161,15 @@ class Files(Protocol):
                 folder in them. Spark's sources ignore this, and list such folders.
         """
 
-    def write_new(self, location: str, data: bytes) -> None:
-        """Write a file with a unique name, such as one with a UUID."""
+    def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:
+        """Write a file with a unique name, such as one with a UUID.
+
+        Args:
+            location: the file.
+            data: its content.
+            syncs_name: whether the name is durable at once on a disk. Otherwise the next file of the folder makes it
+                durable, if its name is synced.
+        """
 
     def publish(self, location: str, data: bytes) -> None:
         """Write a file only if it is absent. If several publish at once, only one succeeds.
@@ -173,8 +180,14 @@ class Files(Protocol):
             UnsupportedError: the store, or its client, does not support this.
         """
 
-    def overwrite(self, location: str, data: bytes) -> None:
-        """Write a file atomically, replacing an existing one."""
+    def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
+        """Write a file atomically, replacing an existing one.
+
+        Args:
+            location: the file.
+            data: its content.
+            syncs: whether it is durable at once on a disk. Otherwise the file may be torn after a crash of the machine.
+        """
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         """Delete files, in order on a disk, and return the failures. Missing files are ignored."""
@@ -206,14 +219,14 @@ class LocalFiles:
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         return listing.glob(folder, pattern, leaf, _local_folders, partial(_matching, self))
 
-    def write_new(self, location: str, data: bytes) -> None:
-        writing.write_new_local(location, data)
+    def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:
+        writing.write_new_local(location, data, syncs_name=syncs_name)
 
     def publish(self, location: str, data: bytes) -> None:
         writing.publish_local(location, data)
 
-    def overwrite(self, location: str, data: bytes) -> None:
-        writing.overwrite_local(location, data)
+    def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
+        writing.overwrite_local(location, data, syncs=syncs)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         return writing.failures(map(writing.delete_local, locations))
@@ -281,13 +294,13 @@ class IOFiles:
             return requested(self.io, folder, partial(listing.folders_by_client(self.io, folder), folder))
         return []
 
-    def write_new(self, location: str, data: bytes) -> None:
+    def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:  # noqa: ARG002
         writing.write_io(self.io, location, data)
 
     def publish(self, location: str, data: bytes) -> None:
         writing.publish_io(self.io, location, data)
 
-    def overwrite(self, location: str, data: bytes) -> None:
+    def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:  # noqa: ARG002
         writing.write_io(self.io, location, data)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
@@ -343,13 +356,13 @@ class SparkFiles:
         above = pattern.count("/") + 1
         return [join(folder, "/".join(row.path.rsplit("/", above)[1:])) for row in rows]
 
-    def write_new(self, location: str, data: bytes) -> None:  # noqa: ARG002
+    def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:  # noqa: ARG002
         self._refuse_write(location)
 
     def publish(self, location: str, data: bytes) -> None:  # noqa: ARG002
         self._refuse_write(location)
 
-    def overwrite(self, location: str, data: bytes) -> None:  # noqa: ARG002
+    def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:  # noqa: ARG002
         self._refuse_write(location)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:

@@ -342,7 +342,7 @@ def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog:
     base = commits(swap, 3)
 
     class NoHint(LocalFiles):
-        def overwrite(self, location: str, data: bytes) -> None:
+        def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
             raise OSError("read-only")
 
     before = names(swap.folder)
