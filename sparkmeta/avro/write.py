@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # -- Encode Arrow columns ---------------------------------------------------------------------------------------------
 # Columns are encoded one by one, as arrays of bytes, and joined row by row in Arrow. There is no Python object per
-# row.
+# row, except in a few rows: a commit of one file takes a tenth of the time so.
 
 
 _NOTHING = b""
@@ -76,6 +76,8 @@ class ColumnEncoder:
 
         A column of nulls may have any Arrow type: a void partition field has the type of its values in other specs.
         """
+        if len(values) <= _FEW and _is_simple(values.type):
+            return pa.array([_encoding(kind, value) for value in values.to_pylist()], pa.binary())
         if isinstance(kind, list):
             if values.null_count == len(values):
                 return pa.repeat(pa.scalar(_NULL, pa.binary()), len(values))
@@ -125,6 +127,56 @@ class ColumnEncoder:
 def joined(parts: Sequence[pa.BinaryArray], rows: int) -> pa.BinaryArray:
     """Return the concatenated parts of each row."""
     return _joined(*parts) if parts else pa.array([_NOTHING] * rows, pa.binary())
+
+
+# With more rows, Arrow is faster.
+_FEW = 32
+
+
+def _is_simple(kind: pa.DataType) -> bool:
+    """Return whether a type consists of integers, text and bytes, in lists and maps."""
+    if pa.types.is_map(kind):
+        return _is_simple(kind.key_type) and _is_simple(kind.item_type)
+    if pa.types.is_list(kind):
+        return _is_simple(kind.value_type)
+    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)
+
+
+def _encoding(kind: Any, value: Any) -> bytes:
+    """Return the encoding of a value of a simple type; see `ColumnEncoder.encoded`."""
+    if isinstance(kind, list):
+        return _NULL if value is None else _PRESENT + _encoding(next(each for each in kind if each != "null"), value)
+    if isinstance(kind, dict):
+        match kind["type"]:
+            case "array" if isinstance(kind["items"], dict) and kind["items"]["type"] == "record":
+                return _block([_pair(kind["items"]["fields"], item) for item in value or ()])
+            case "array":
+                return _block([_encoding(kind["items"], item) for item in value or ()])
+            case "map":
+                return _block([_pair(({"type": "string"}, {"type": kind["values"]}), item) for item in value or ()])
+            case "fixed":
+                return value or _NOTHING
+        return _encoding(kind["type"], value)
+    if kind in ("int", "long"):
+        return _number(value or 0)
+    content = value.encode() if isinstance(value, str) else value or _NOTHING
+    return _number(len(content)) + content if kind in ("bytes", "string") else content
+
+
+def _pair(fields: Sequence[Mapping[str, Any]], item: tuple[Any, Any]) -> bytes:
+    return b"".join(_encoding(field["type"], value) for field, value in zip(fields, item, strict=True))
+
+
+def _block(items: Sequence[bytes]) -> bytes:
+    return _number(len(items)) + b"".join(items) + _END if items else _END
+
+
+def _number(value: int) -> bytes:
+    rest, digits = (value << 1) ^ (value >> 63), bytearray()
+    while rest > 0x7F:
+        digits.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*digits, rest])
 
 
 def _joined(*parts: Any) -> pa.BinaryArray:
