@@ -139,7 +139,7 @@ def _is_simple(kind: pa.DataType) -> bool:
         return _is_simple(kind.key_type) and _is_simple(kind.item_type)
     if pa.types.is_list(kind):
         return _is_simple(kind.value_type)
-    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)
+    return any(is_of(kind) for is_of in (pa.types.is_integer, pa.types.is_string, pa.types.is_binary, pa.types.is_null))
 
 
 def _encoding(kind: Any, value: Any) -> bytes:
