@@ -125,11 +125,10 @@ def environment_conf() -> dict[str, str]:
     Raises:
         SettingError: a value is invalid.
     """
-    values = {knob: os.environ.get(_variable(knob)) for knob in fields(Settings)}
+    values = {knob: os.environ[_variable(knob)] for knob in fields(Settings) if _variable(knob) in os.environ}
     for knob, text in values.items():
-        if text is not None:
-            _parse(_variable(knob), knob, text)
-    return {PREFIX + _dashed(knob): text for knob, text in values.items() if text is not None}
+        _parse(_variable(knob), knob, text)
+    return {PREFIX + _dashed(knob): text for knob, text in values.items()}
 
 
 def _dashed(knob: Field[Any]) -> str:

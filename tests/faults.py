@@ -79,14 +79,14 @@ class FaultyFiles:
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         return self._do("glob", folder, lambda: self.real.glob(folder, pattern, leaf))
 
-    def write_new(self, location: str, data: bytes) -> None:
-        self._do("write_new", location, lambda: self.real.write_new(location, data))
+    def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:
+        self._do("write_new", location, lambda: self.real.write_new(location, data, syncs_name=syncs_name))
 
     def publish(self, location: str, data: bytes) -> None:
         self._do("publish", location, lambda: self.real.publish(location, data))
 
-    def overwrite(self, location: str, data: bytes) -> None:
-        self._do("overwrite", location, lambda: self.real.overwrite(location, data))
+    def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
+        self._do("overwrite", location, lambda: self.real.overwrite(location, data, syncs=syncs))
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         listed = [*locations]
@@ -94,6 +94,9 @@ class FaultyFiles:
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         return self._do("list", folder, lambda: self.real.list(folder, pattern))
+
+    def names(self, folder: str, pattern: str) -> Sequence[str]:
+        return self._do("list", folder, lambda: self.real.names(folder, pattern))
 
     @property
     def is_killed(self) -> bool:

@@ -6,8 +6,10 @@ Without Spark: tasks import this to read the lists of many snapshots.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import numpy as np
@@ -22,6 +24,9 @@ from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.expr.bounds import ANY, bound_arrow_type, inverted, known_bounds
 from sparkmeta.spec.entry import BOUNDS, MANIFEST_STATS, ContentType, FieldSpec
 from sparkmeta.spec.locations import Locations
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
 
 SUMMARIES = "partition_summaries"
 
@@ -116,29 +121,48 @@ def write_manifest_list(
     Raises:
         ValidationError: a manifest lacks a value that the format version requires, such as its counts.
     """
-    from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
-    from pyiceberg.schema import Schema
-    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
-
-    fields_by_id = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
-    fields = [fields_by_id[field_id] for field_id in _LIST_FIELDS[format_version]]
+    fields, avro_schema = _written_fields(format_version)
     rows = manifests.to_pylist()
     for field in fields:
         for row in rows if field.required else ():
             if row[field.name] is None:
                 problem = f"format version {format_version} requires it of {row['manifest_path']}"
                 raise ValidationError(f"{location}: {field.name} is not known: {problem}")
-    schema = AvroSchemaConversion().iceberg_to_avro(Schema(*fields), "manifest_file")
     stream = io.BytesIO()
-    fastavro.writer(stream, schema, rows, codec="deflate", metadata=dict(properties))
+    fastavro.writer(stream, avro_schema, rows, codec="deflate", metadata=dict(properties))
     return stream.getvalue()
 
 
+@cache
+def _written_fields(format_version: int) -> tuple[Sequence[NestedField], Any]:
+    """Return the fields of the lists of a format version in the order in which they are written, and their schema."""
+    from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
+    from pyiceberg.schema import Schema
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+    fields_by_id = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
+    schema = Schema(*(fields_by_id[field_id] for field_id in _LIST_FIELDS[format_version]))
+    return schema.fields, fastavro.parse_schema(AvroSchemaConversion().iceberg_to_avro(schema, "manifest_file"))
+
+
 def _records(data: bytes, header: Header, location: str) -> Iterator[dict[str, Any]]:
-    canonical = canonical_schema(header.schema, location, LIST_FIELDS)
-    schema = parse(by_field_ids(canonical, location), location)
+    schema = _read_schema(json.dumps(header.schema), location)
     for block in read_blocks(data, header, location):
         yield from block_records(data, block, header, schema, location)
+
+
+def _read_schema(text: str, location: str) -> dict[str, Any]:
+    """Return the schema to read lists with, for the JSON of their Avro schema."""
+    if (schema := _read_schemas.get(text)) is None:
+        canonical = canonical_schema(json.loads(text), location, LIST_FIELDS)
+        schema = parse(by_field_ids(canonical, location), location)
+        if len(_read_schemas) < _MOST_SCHEMAS:
+            _read_schemas[text] = schema
+    return schema
+
+
+_read_schemas: dict[str, dict[str, Any]] = {}
+_MOST_SCHEMAS = 64
 
 
 def _column(field: FieldSpec, records: list[dict[str, Any]], location: str) -> pa.Array:

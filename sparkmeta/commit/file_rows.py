@@ -271,7 +271,7 @@ class FileRows:
     def _refuse_stats(
         self, values: Mapping[str, pa.Array], column: str, stats: pa.Array, is_wrong: pa.Array, problem: str
     ) -> None:
-        for row in indices_where(pc.fill_null(is_wrong, False)).to_pylist()[:1]:
+        for row in indices_where(is_wrong).to_pylist()[:1] if is_wrong.true_count else ():
             raise self._error(values, row, column, stats[row].as_py(), problem)
 
     def _partition_value(

@@ -166,7 +166,8 @@ def write_added(state: TableState, entries: pa.Table, names: SnapshotNames) -> p
             encoded = [added_entries(batch, form, names.snapshot_id) for batch in of_spec.to_batches()]
             for piece in manifest_pieces(pa.Table.from_batches(encoded), form):
                 content, row = write_manifest(piece, form)
-                state.files.write_new(row.column("manifest_path")[0].as_py(), content)
+                # The list, which is written next, is in the same folder.
+                state.files.write_new(row.column("manifest_path")[0].as_py(), content, syncs_name=False)
                 rows.append(row)
     return names.noted(pa.concat_tables(rows))
 

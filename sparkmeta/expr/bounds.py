@@ -208,12 +208,13 @@ def encode_bounds(values: pa.Array) -> pa.BinaryArray:
         values = values.cast(pa.uint8())
     elif pa.types.is_temporal(kind):
         values = values.cast(pa.int32() if pa.types.is_date(kind) else pa.int64())
-    numbers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+    numbers = (pc.fill_null(values, 0) if values.null_count else values).to_numpy(zero_copy_only=False)
     width = numbers.dtype.itemsize
     fixed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(values), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
     )
-    return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
+    encoded = fixed.cast(pa.binary())
+    return pc.if_else(values.is_valid(), encoded, pa.scalar(None, pa.binary())) if values.null_count else encoded
 
 
 def _decimal_bytes(value: Decimal) -> bytes:

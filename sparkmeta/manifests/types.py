@@ -383,6 +383,18 @@ class TableTypes:
         return EntryProjection.of(columns, self.partition_fields, types, self.spec_tuples)
 
 
+def table_types(metadata: TableMetadata, snapshot: Snapshot | None) -> TableTypes:
+    """Return the types in a snapshot's manifests. Snapshots and versions of a table with equal types share them."""
+    schema_id = None if snapshot is None else snapshot.schema_id
+    if schema_id is not None and all(schema.schema_id != schema_id for schema in metadata.schemas):
+        return TableTypes(metadata, snapshot)
+    key = TableTypes, schema_id, tree_layout(metadata)
+    if key not in metadata.derived:
+        metadata.derived[key] = TableTypes(metadata, snapshot)
+    types: TableTypes = metadata.derived[key]
+    return types
+
+
 def _is_decimal(type_name: str) -> bool:
     return type_name.startswith("decimal")
 

@@ -96,7 +96,7 @@ class FileSystemOperations:
         attempt = _Attempt(
             base,
             TableVersion(location, metadata),
-            encoded(metadata, compressed, location),
+            encoded(metadata, compressed, location, base),
             new_snapshot_ids(base, metadata),
         )
         self._refuse_stale(base)
@@ -226,7 +226,8 @@ class FileSystemOperations:
         try:
             hinted = hinted_version(self.files, self.folder)
             if hinted is None or hinted < version:
-                self.files.overwrite(hint_location(self.folder), str(version).encode())
+                # Readers list the folder if a crash tears or loses the hint.
+                self.files.overwrite(hint_location(self.folder), str(version).encode(), syncs=False)
             discard(self.files, dropped)
         except Exception as error:  # noqa: BLE001 - the commit has succeeded
             _log.warning("%s: version %d is committed; after it: %s", self.folder, version, error)

@@ -75,7 +75,7 @@ def newest_listed(files: Files, folder: str) -> MetadataLocation:
     """
     metadata = join(folder, METADATA)
     with suppress(NotFoundError):
-        names = {file_name(status.location) for status in files.list(metadata, VERSIONED_FILES)}
+        names = {*files.names(metadata, VERSIONED_FILES)}
         if newest := _newest_version(metadata, names):
             return newest
     return _highest(files, folder, metadata)
@@ -142,8 +142,7 @@ def _last_of(files: Files, metadata: str, newest: MetadataLocation) -> MetadataL
 
 def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
     try:
-        names = [file_name(status.location) for status in files.list(metadata, METADATA_FILES)]
-        reason = ""
+        names, reason = [*files.names(metadata, METADATA_FILES)], ""
     except NotFoundError as error:
         names, reason = [], f": {error}"
     if newest := _newest_version(metadata, names):

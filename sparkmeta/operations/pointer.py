@@ -67,7 +67,7 @@ class PointerOperations(ABC):
         compressed = is_compressed(metadata.properties)
         location = _next_location(base, metadata, compressed)
         attempt = PointerCommit(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
-        data = encoded(metadata, compressed, location)
+        data = encoded(metadata, compressed, location, base)
         try:
             self.files.write_new(location, data)
         except OSError as error:

@@ -173,7 +173,7 @@ class RestOperations:
         changes = changed_parts(None if base is None else base.metadata, new)
         if base is not None and not changes:
             return base
-        readable_text(new, ".".join(self.identifier))
+        readable_text(new, ".".join(self.identifier), base)
         namespace, name = self.identifier[:-1], self.identifier[-1]
         request = {
             "identifier": {"namespace": namespace, "name": name},

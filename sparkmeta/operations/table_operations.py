@@ -26,6 +26,7 @@ from sparkmeta.spec.metadata import (
     TableMetadataV4,
     has_tree,
     metadata_file_text,
+    note_parsed,
     parse_table_metadata,
 )
 from sparkmeta.spec.table_properties import METADATA_PATH, RELATIVE_LOCATIONS, flag_property, status_checks
@@ -230,30 +231,31 @@ def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
     return codec == "gzip"
 
 
-def readable_text(metadata: TableMetadata, location: str) -> bytes:
+def readable_text(metadata: TableMetadata, location: str, base: TableVersion | None) -> bytes:
     """Return the JSON of new metadata, after it has been parsed as readers do.
 
     Args:
         location: the file to write, for error messages.
+        base: the version that the metadata was made from.
 
     Raises:
         ValidationError: no reader could read the file.
     """
     try:
-        text = metadata_file_text(metadata).encode()
-        parse_table_metadata(text, location)
+        return metadata_file_text(metadata, None if base is None else base.metadata, location)
     except CorruptFileError as error:
         problem = f"{error.field} is {error.value}: {error.problem}"
         raise ValidationError(f"{location}: the new metadata could not be read again: {problem}") from error
     except ValueError as error:  # of pydantic, or text that UTF-8 can't encode
         raise ValidationError(f"{location}: the new metadata can't be written: {first_line(error)}") from error
-    return text
 
 
-def encoded(metadata: TableMetadata, compressed: bool, location: str) -> bytes:
+def encoded(metadata: TableMetadata, compressed: bool, location: str, base: TableVersion | None = None) -> bytes:
     """Return the bytes of a metadata file. They are deterministic. Raises ValidationError, see `readable_text`."""
-    text = readable_text(metadata, location)
-    return gzip.compress(text, mtime=0) if compressed else text
+    text = readable_text(metadata, location, base)
+    data = gzip.compress(text, mtime=0) if compressed else text
+    note_parsed(data, location, metadata)
+    return data
 
 
 def load_version(files: Files, location: str, table_uuid: UUID | None = None) -> TableVersion:

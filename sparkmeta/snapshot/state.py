@@ -268,9 +268,9 @@ class TableState:
     @cached_property
     def types(self) -> TableTypes:
         """The types of values in the snapshot's manifests."""
-        from sparkmeta.manifests.types import TableTypes
+        from sparkmeta.manifests.types import table_types
 
-        return TableTypes(self.metadata, self.snapshot)
+        return table_types(self.metadata, self.snapshot)
 
     @cached_property
     def access(self) -> FileAccess:

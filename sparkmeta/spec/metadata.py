@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -178,6 +177,11 @@ _VERSIONS: dict[int, type[TableMetadata]] = {
 _parsed: WeakValueDictionary[tuple[str, bytes], TableMetadata] = WeakValueDictionary()
 
 
+def note_parsed(data: bytes, location: str, metadata: TableMetadata) -> None:
+    """Note the metadata in a file that this process writes, so that it does not parse the file while it is in use."""
+    _parsed[location, hashlib.sha256(data).digest()] = metadata
+
+
 def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     """Return the table metadata in a metadata file. While it is in use, the same file is not parsed again.
 
@@ -341,14 +345,28 @@ def serialize_table_metadata(metadata: TableMetadata) -> str:
     return metadata.model_dump_json()
 
 
-def metadata_file_text(metadata: TableMetadata) -> str:
-    """Return the JSON of a metadata file to write, with relative locations if the table has them."""
-    text = serialize_table_metadata(metadata)
-    if not isinstance(metadata, TableMetadataV4) or (metadata.layout_revision or 0) <= ABSOLUTE_REVISION:
-        return text
-    locations = locations_of(metadata)
-    document = with_locations(json.loads(text), lambda value, _: locations.written(value))
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+def metadata_file_text(metadata: TableMetadata, base: TableMetadata | None, location: str) -> bytes:
+    """Return the JSON of a metadata file to write, with relative locations if the table has them.
+
+    It is parsed as readers do, except for the snapshots and log entries that are objects of the base.
+
+    Args:
+        metadata: the metadata to write.
+        base: metadata that was read or written before; None to parse everything.
+        location: the file to write, for errors.
+
+    Raises:
+        CorruptFileError, ValueError: no reader could read the file.
+    """
+    is_spelled = isinstance(metadata, TableMetadataV4) and (metadata.layout_revision or 0) > ABSOLUTE_REVISION
+    locations = locations_of(metadata) if is_spelled else None
+    text = metadata.written(locations).encode()
+    if base is None or locations_of(base) != locations_of(metadata):
+        parse_table_metadata(text, location)
+    else:
+        parse_table_metadata(metadata.without_parts_of(base).written(locations).encode(), location)
+        _check_snapshots(metadata, location)
+    return text
 
 
 def _with_current_location(node: JsonNode) -> JsonNode:

@@ -7,8 +7,8 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, overload
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, overload
 
 from pydantic import (
     BaseModel,
@@ -32,7 +32,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.sorting import SortOrder
 
-from sparkmeta.spec.locations import Locations, is_absolute
+from sparkmeta.spec.locations import Locations, is_absolute, with_locations
 from sparkmeta.spec.partitioning import (
     Expression,
     expression_to_json,
@@ -46,7 +46,9 @@ from sparkmeta.spec.partitioning import (
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_Result = TypeVar("_Result")
 
 
 # -- Snapshots, refs, logs and statistics files -----------------------------------------------------------------------
@@ -132,6 +134,16 @@ class Snapshot(snapshots.Snapshot):
         A `manifest-list` that ends in `.parquet` names a root as well (semantics 19.1).
         """
         return bool(self.root_manifest) or (self.manifest_list or "").lower().endswith(".parquet")
+
+    @cached_property
+    def texts(self) -> dict[Locations | None, str]:
+        """The results of `snapshot_text`."""
+        return {}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("texts", None)
+        return copied
 
     @property
     def operation(self) -> str | None:
@@ -225,14 +237,25 @@ class StoredSnapshots(Sequence[Snapshot]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def text(self) -> str:
-        """The JSON of the snapshots."""
-        texts = (
-            each.text if isinstance(each, StoredSnapshot) else each.model_dump_json(by_alias=True, exclude_unset=True)
-            for each in self.stored
-        )
-        return f"[{','.join(texts)}]"
+
+def snapshot_text(snapshot: AnySnapshot, locations: Locations | None) -> str:
+    """Return the JSON of a snapshot; see `written_text`. It is made once, since each commit writes all snapshots."""
+    if isinstance(snapshot, StoredSnapshot):
+        if locations is None:
+            return snapshot.text
+        snapshot = snapshot.model
+    if (text := snapshot.texts.get(locations)) is None:
+        array = f'{{"snapshots":[{snapshot.model_dump_json(by_alias=True, exclude_unset=True)}]}}'
+        text = snapshot.texts[locations] = written_text(array, locations)[len('{"snapshots":[') : -2]
+    return text
+
+
+def written_text(text: str, locations: Locations | None) -> str:
+    """Return the JSON of table metadata, with locations of files as `locations` writes them; unchanged for None."""
+    if locations is None:
+        return text
+    document = with_locations(json.loads(text), lambda value, _: locations.written(value))
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 _LONG_KEYS = ("snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp-ms", "first-row-id", "added-rows")
@@ -330,6 +353,17 @@ class PartitionStatisticsFile(statistics.PartitionStatisticsFile):
 
 
 _COUNTERS = {"last_sequence_number", "next_row_id"}
+# The fields that a new snapshot or file changes.
+_HISTORY = _COUNTERS | {
+    "current_snapshot_id",
+    "last_updated_ms",
+    "metadata_log",
+    "partition_statistics",
+    "refs",
+    "snapshot_log",
+    "snapshots",
+    "statistics",
+}
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
@@ -381,19 +415,42 @@ class _Metadata(iceberg.TableMetadataCommonFields):
             update = {key: value for key, value in update.items() if key in fields or key not in _COUNTERS}
         copied = super().model_copy(update=update)
         copied.__dict__.pop("stored_by_id", None)
+        if any(getattr(self, key, None) != value for key, value in (update or {}).items() if key not in _HISTORY):
+            copied.__dict__.pop("derived", None)
         if update:
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
             copied.model_fields_set.difference_update(self._UNWRITTEN - self.model_fields_set - update.keys())
         return copied
 
     def model_dump_json(self, *_: Any, **__: Any) -> str:
-        """Return the JSON of the metadata file."""
-        if isinstance(self.snapshots, StoredSnapshots):
-            without = BaseModel.model_copy(self, update={"snapshots": []})
-            parts = BaseModel.model_dump_json(without, by_alias=True, exclude_unset=True).split('"snapshots":[]')
-            if len(parts) == 2:  # otherwise an unknown field has the same name
-                return f'{parts[0]}"snapshots":{self.snapshots.text}{parts[1]}'
-        return BaseModel.model_dump_json(self, by_alias=True, exclude_unset=True)
+        """Return the JSON of the metadata file, with absolute locations."""
+        return self.written(None)
+
+    def written(self, locations: Locations | None) -> str:
+        """Return the JSON of the metadata file; see `written_text`."""
+        without = BaseModel.model_copy(self, update={"snapshots": []}) if self.snapshots else self
+        text = written_text(BaseModel.model_dump_json(without, by_alias=True, exclude_unset=True), locations)
+        if not self.snapshots:
+            return text
+        parts = text.split('"snapshots":[]')
+        if len(parts) != 2:  # an unknown field has the same name
+            return written_text(BaseModel.model_dump_json(self, by_alias=True, exclude_unset=True), locations)
+        snapshots = ",".join(snapshot_text(each, locations) for each in self.stored_snapshots)
+        return f'{parts[0]}"snapshots":[{snapshots}]{parts[1]}'
+
+    def without_parts_of(self, base: _Metadata) -> Self:
+        """Return the metadata without the snapshots and log entries that are objects of earlier metadata.
+
+        Snapshots that the metadata refers to stay.
+        """
+        lists = "stored_snapshots", "snapshot_log", "metadata_log"
+        earlier = {id(each) for name in lists for each in getattr(base, name)}
+        snapshots, *logs = ([each for each in getattr(self, name) if id(each) not in earlier] for name in lists)
+        added = {snapshot.snapshot_id for snapshot in snapshots}
+        referred = {self.current_snapshot_id, *(ref.snapshot_id for ref in self.refs.values())} - added
+        snapshots += [self.stored_by_id[each] for each in referred if each in self.stored_by_id]
+        update = {"snapshots": StoredSnapshots(snapshots), "snapshot_log": logs[0], "metadata_log": logs[1]}
+        return BaseModel.model_copy(self, update=update)
 
     @property
     def stored_snapshots(self) -> Sequence[AnySnapshot]:
@@ -415,6 +472,11 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     def stored_by_id(self) -> dict[int, AnySnapshot]:
         """`stored_snapshots` by their ids."""
         return {snapshot.snapshot_id: snapshot for snapshot in self.stored_snapshots}
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """Results that follow from the table's definitions and properties, which most versions of it share."""
+        return {}
 
     @field_serializer("schemas")
     def _schemas(self, schemas: list[Schema]) -> list[dict[str, Any]]:
@@ -542,6 +604,18 @@ class TableMetadataV4(TableMetadataV3):
         if self.layout_revision is None:
             return [partition_spec_to_json(spec) for spec in specs]
         return [without_empty_fields(referring_spec_json(spec, self.expressions)) for spec in specs]
+
+
+def of_definitions(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Decorate a function of table metadata that does not depend on snapshots, so that versions share its results."""
+
+    @wraps(function)
+    def derived(metadata: Any) -> _Result:
+        if function not in metadata.derived:
+            metadata.derived[function] = function(metadata)
+        return cast("_Result", metadata.derived[function])
+
+    return derived
 
 
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:

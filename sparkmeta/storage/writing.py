@@ -90,8 +90,11 @@ def is_temporary(location: str) -> bool:
     return _TEMPORARY.fullmatch(file_name(location)) is not None
 
 
-def write_new_local(location: str, data: bytes) -> None:
-    """Write a new file and sync it to disk. Raises FileAlreadyExistsError if it exists."""
+def write_new_local(location: str, data: bytes, *, syncs_name: bool = True) -> None:
+    """Write a new file and sync it to disk, and its name unless a later write does.
+
+    Raises FileAlreadyExistsError if it exists.
+    """
     target = Path(local_path(location))
     with _temporary(target, data) as temporary:
         try:
@@ -100,7 +103,8 @@ def write_new_local(location: str, data: bytes) -> None:
             if target.exists():
                 raise FileAlreadyExistsError(f"{location}: the file already exists") from None
             temporary.replace(target)
-        _sync(target.parent)
+        if syncs_name:
+            _sync(target.parent)
 
 
 def open_new_local(location: str) -> Any:
@@ -132,12 +136,13 @@ def publish_local(location: str, data: bytes) -> None:
         _sync(target.parent)
 
 
-def overwrite_local(location: str, data: bytes) -> None:
-    """Write a file, replacing an existing one."""
+def overwrite_local(location: str, data: bytes, *, syncs: bool = True) -> None:
+    """Write a file, replacing an existing one, and sync it to disk unless a crash of the machine may tear it."""
     target = Path(local_path(location))
-    with _temporary(target, data) as temporary:
+    with _temporary(target, data, syncs=syncs) as temporary:
         temporary.replace(target)
-        _sync(target.parent)
+        if syncs:
+            _sync(target.parent)
 
 
 def delete_local(location: str) -> tuple[str, Exception | None]:
@@ -237,15 +242,16 @@ def _overwrite(io: FileIO, location: str, data: bytes) -> None:
 
 
 @contextmanager
-def _temporary(target: Path, data: bytes) -> Iterator[Path]:
-    """Write a temporary file next to the target and sync it. It is deleted at the end."""
+def _temporary(target: Path, data: bytes, *, syncs: bool = True) -> Iterator[Path]:
+    """Write a temporary file next to the target. It is deleted at the end."""
     _make_folder(target.parent)
     temporary = target.parent / TEMPORARY_NAME.format(uuid.uuid4())
     try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if syncs:
+                os.fsync(file.fileno())
         yield temporary
     finally:
         with suppress(OSError):

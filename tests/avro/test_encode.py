@@ -128,6 +128,8 @@ def as_number(value: Any) -> Any:
 def test_as_fastavro_reads_them(rows: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(rows, schema=PROJECTION.schema)
     encoded = encode_entries(batch, FORM).to_pylist()
+    many = pa.Table.from_batches([batch] * 33).combine_chunks().to_batches()[0]
+    assert encode_entries(many, FORM).to_pylist() == encoded * 33, "more rows are encoded in another way"
     schema = fastavro.parse_schema(dict(FORM.encoded))
     for row, data in zip(rows, encoded, strict=True):
         stream = io.BytesIO(data)

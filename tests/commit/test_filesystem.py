@@ -20,12 +20,12 @@ from sparkmeta.errors import (
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import latest_metadata
 from sparkmeta.operations.table_operations import load_version
-from sparkmeta.storage.files import FileStatus, LocalFiles
+from sparkmeta.storage.files import LocalFiles
 from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import Fault, FaultyFiles, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sparkmeta.operations.table_operations import TableVersion
 
@@ -342,7 +342,7 @@ def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog:
     base = commits(swap, 3)
 
     class NoHint(LocalFiles):
-        def overwrite(self, location: str, data: bytes) -> None:
+        def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
             raise OSError("read-only")
 
     before = names(swap.folder)
@@ -391,10 +391,10 @@ def test_a_listing_misses_what_comes_while_it_is_made(swap: FileSystemOperations
             slow.publish(location, data)
             self.missed.append("v5.metadata.json")
 
-        def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-            statuses = super().list(folder, pattern)
+        def names(self, folder: str, pattern: str) -> Sequence[str]:
+            listed = super().names(folder, pattern)
             is_first = bool(self.missed) and not self.missed.clear()
-            return [status for status in statuses if not is_first or status.location.endswith("/v2.metadata.json")]
+            return [name for name in listed if not is_first or name == "v2.metadata.json"]
 
         missed: ClassVar[list[str]] = []
 

@@ -43,6 +43,7 @@ _FORMATS = {
     ContentType.DELETE_MANIFEST: ("avro", "parquet"),
     ContentType.MANIFEST_DELETION_VECTOR: ("puffin",),
 }
+_VERSION_FIELDS = ("status", "snapshot_id", "sequence_number", "file_sequence_number")
 _POSITION_FILES = {ContentType.POSITION_DELETES: _FORMATS[ContentType.EQUALITY_DELETES]}
 _FORMAT_HINTS = {
     True: ": from format version 3 on, new position deletes are deletion vectors in Puffin files",
@@ -112,12 +113,12 @@ def repeated_leaves(leaves: pa.Table) -> list[str]:
     return sorted(count["values"].as_py() for count in counts if count["counts"].as_py() > 1)
 
 
-def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
+def one_of(table: pa.Table | pa.RecordBatch, kinds: Iterable[ContentType]) -> pa.Array:
     """Return whether each row has one of the content types."""
     return pc.is_in(table.column("content_type"), pa.array([int(kind) for kind in kinds], pa.int32()))
 
 
-def version(table: pa.Table, name: str) -> pa.ChunkedArray:
+def version(table: pa.Table | pa.RecordBatch, name: str) -> Any:
     """Return a field of `version_info`."""
     return pc.struct_field(table.column("version_info"), name)
 
@@ -265,14 +266,18 @@ def entry_problems(
     check = _Checks(table)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
     check.present(("version_info", "record_count", "partition_spec_id", "file_format"), check.all)
-    for name in ("status", "snapshot_id", "sequence_number", "file_sequence_number"):
-        check.refuse(f"version_info.{name}", version(table, name), version(table, name).is_null(), "it is missing")
-    check.refuse("version_info.status", status := version(table, "status"),
-                 pc.invert(pc.is_in(status, pa.array([0, 1, 2], pa.int32()))), "not one of 0, 1, 2")  # fmt: skip
+    info = {name: version(check.table, name) for name in _VERSION_FIELDS}
+    for name, values in info.items():
+        check.refuse(f"version_info.{name}", values, values.is_null(), "it is missing")
+    unknown = pc.invert(pc.is_in(info["status"], pa.array([0, 1, 2], pa.int32())))
+    check.refuse("version_info.status", info["status"], unknown, "not one of 0, 1, 2")
     check.known("partition_spec_id", tuple(specs))
+    lower_formats = pc.utf8_lower(check.table.column("file_format"))
     for kind, formats in (_FORMATS if vectors else _FORMATS | _POSITION_FILES).items():
-        rows = one_of(table, [kind])
-        known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array([*formats, VECTORS.lower()]))
+        rows = check.rows([kind])
+        if not rows.true_count:
+            continue
+        known = pc.is_in(lower_formats, pa.array([*formats, VECTORS.lower()]))
         hint = _FORMAT_HINTS[vectors] if kind == ContentType.POSITION_DELETES else ""
         problem = f"a {kind.name.lower()} entry has one of {', '.join(formats)}{hint}"
         check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)), problem)
@@ -286,9 +291,11 @@ def entry_problems(
 
 
 def _check_leaves(check: _Checks, *, exact_counts: bool) -> None:
-    leaves = one_of(check.table, LEAVES)
-    check.present(("location", "file_size_in_bytes", "manifest_stats"), leaves)
+    leaves = check.rows(LEAVES)
     check.absent(("manifest_stats",), pc.invert(leaves))
+    if not leaves.true_count:
+        return
+    check.present(("location", "file_size_in_bytes", "manifest_stats"), leaves)
     sequences = version(check.table, "sequence_number")
     differing = pc.not_equal(sequences, version(check.table, "file_sequence_number"))
     check.refuse("version_info.file_sequence_number", version(check.table, "file_sequence_number"),
@@ -305,9 +312,9 @@ def _check_leaves(check: _Checks, *, exact_counts: bool) -> None:
 
 
 def _check_deletes(check: _Checks, *, vectors: bool) -> None:
-    files = one_of(check.table, FILES)
+    files = check.rows(FILES)
     check.present(("location", "file_size_in_bytes"), files)
-    equality = one_of(check.table, [ContentType.EQUALITY_DELETES])
+    equality = check.rows([ContentType.EQUALITY_DELETES])
     check.present(("equality_ids",), equality)
     check.absent(("equality_ids",), pc.invert(equality))
     ids = check.table.column("equality_ids")
@@ -315,7 +322,10 @@ def _check_deletes(check: _Checks, *, vectors: bool) -> None:
     if not vectors:
         check.absent(("deletion_vector",), files)
         return
-    position = one_of(check.table, [ContentType.POSITION_DELETES])
+    check.absent(("deletion_vector",), pc.invert(check.rows([ContentType.POSITION_DELETES, *MANIFEST_DVS])))
+    position = check.rows([ContentType.POSITION_DELETES])
+    if not position.true_count:
+        return
     check.present(("deletion_vector", "referenced_file"), position)
     for name in ("offset", "size_in_bytes"):
         values = check.vector(name)
@@ -323,11 +333,12 @@ def _check_deletes(check: _Checks, *, vectors: bool) -> None:
     inline = check.vector("inline_content")
     problem = "deletion vectors of data files are in Puffin files"
     check.refuse("deletion_vector.inline_content", inline, pc.and_(position, inline.is_valid()), problem)
-    check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *MANIFEST_DVS])))
 
 
 def _check_manifest_dvs(check: _Checks) -> None:
-    dvs = one_of(check.table, MANIFEST_DVS)
+    dvs = check.rows(MANIFEST_DVS)
+    if not dvs.true_count:
+        return
     check.present(("deletion_vector", "referenced_file"), dvs)
     inline, offset = check.vector("inline_content"), check.vector("offset")
     located = pc.not_equal(pc.fill_null(check.table.column("location"), ""), "")
@@ -345,23 +356,26 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     """Check the rules that only writers must follow."""
     check.not_negative("file_size_in_bytes")
     location = check.table.column("location")
-    check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
+    check.refuse("location", location, pc.and_(check.rows(FILES), pc.equal(location, "")), "it is empty")
     for name in ENTRY_LOCATIONS:
         values = check.table.column(name)
-        check.refuse(name, values, is_relative(values), "it is not absolute")
+        if values.null_count < len(values):
+            check.refuse(name, values, is_relative(values), "it is not absolute")
     ids = check.table.column("equality_ids")
     known = set(columns)
     if ids.null_count < len(ids):
         unknown = [ids_of_entry is not None and not known.issuperset(ids_of_entry) for ids_of_entry in ids.to_pylist()]
         check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
-    referring = one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
+    referring = check.rows([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
     check.absent(("referenced_file",), pc.invert(referring))
     offset, size = check.vector("offset"), check.vector("size_in_bytes")
+    if offset.null_count == size.null_count == len(offset):
+        return
     negative = pc.or_kleene(pc.less(offset, 0), pc.less(size, 0))
     outside = pc.greater(pc.add(offset, size), check.table.column("file_size_in_bytes"))
     problem = "the deletion vector lies outside its file"
     check.refuse("deletion_vector.offset", offset, pc.or_kleene(negative, outside), problem)
-    records, is_vector = check.table.column("record_count"), pc.and_(one_of(check.table, FILES), offset.is_valid())
+    records, is_vector = check.table.column("record_count"), pc.and_(check.rows(FILES), offset.is_valid())
     empty = pc.and_(is_vector, pc.less(records, 1))
     check.refuse("record_count", records, empty, "a deletion vector deletes at least one row")
 
@@ -369,12 +383,15 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
 class _Checks:
     """Rules over entries. `problems` has an `EntryProblem` for each entry that breaks an evaluated rule."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
+    def __init__(self, table: pa.Table | pa.RecordBatch) -> None:
+        self.table = pa.RecordBatch.from_arrays([*map(whole, table.columns)], schema=table.schema)
         self.problems: list[EntryProblem] = []
         self.all = pa.repeat(pa.scalar(True), len(table))
 
-    def vector(self, name: str) -> pa.ChunkedArray:
+    def rows(self, kinds: Iterable[ContentType]) -> pa.BooleanArray:
+        return one_of(self.table, kinds)
+
+    def vector(self, name: str) -> pa.Array:
         return pc.struct_field(self.table.column("deletion_vector"), name)
 
     def known(self, name: str, values: Collection[Any]) -> None:
@@ -389,15 +406,17 @@ class _Checks:
     def present(self, names: Iterable[str], rows: pa.Array) -> None:
         for name in names:
             column = self.table.column(name)
-            self.refuse(name, column, pc.and_(rows, column.is_null()), "it is missing")
+            if column.null_count:
+                self.refuse(name, column, pc.and_(rows, column.is_null()), "it is missing")
 
     def absent(self, names: Iterable[str], rows: pa.Array) -> None:
         for name in names:
             column = self.table.column(name)
-            self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
+            if column.null_count < len(column):
+                self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
 
-    def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
-        for row in indices_where(pc.fill_null(wrong, False)).to_pylist():
+    def refuse(self, name: str, values: pa.Array, wrong: pa.BooleanArray, problem: str) -> None:
+        for row in indices_where(wrong).to_pylist() if wrong.true_count else ():
             kind = self.table.column("content_type")[row].as_py()
             self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))
 
