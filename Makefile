@@ -5,6 +5,8 @@ PY := .venv/bin/python
 STAMP := .venv/.ready
 ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
+SQLITE := org.xerial:sqlite-jdbc:3.50.3.0
+SQLITE_JAR := build/jars/sqlite-jdbc-3.50.3.0.jar
 REST := build/rest
 READER := build/reader
 NEWEST := build/newest
@@ -49,9 +51,10 @@ $(STAMP): pyproject.toml
 	@$(PY) -c 'from sparkmeta.java import java_home; print("Java:", java_home())'
 	@touch $@
 
-jars: ## Fetch Iceberg's Java runtime from Maven, for tests that compare with it
-	@test -f $(JAR) || if command -v mvn >/dev/null; then \
+jars: ## Fetch Iceberg's Java runtime and a driver of SQLite from Maven, for tests that compare with it
+	@test -f $(JAR) -a -f $(SQLITE_JAR) || if command -v mvn >/dev/null; then \
 		mvn --quiet --batch-mode dependency:copy -Dartifact=$(ICEBERG) -DoutputDirectory=build/jars; \
+		mvn --quiet --batch-mode dependency:copy -Dartifact=$(SQLITE) -DoutputDirectory=build/jars; \
 	else \
 		echo "mvn not found: the tests that compare with Iceberg's Java library are skipped." >&2; \
 		echo "Install Maven, or put the jar of $(ICEBERG) into build/jars." >&2; \

@@ -25,6 +25,7 @@ from tests.connect_server import LOG, connect_server
 from tests.dealing import QUICK_SHARE, SHARE, dealt, longest_first, record
 from tests.no_jvm import JavaTrap, without_jvm
 from tests.peers.store import corpus_folder
+from tests.postgres import postgres_server
 from tests.rest.proxy import Proxy, rest_proxy
 from tests.rest.server import rest_server
 
@@ -166,7 +167,8 @@ def spark_options(scratch: Path) -> dict[str, str]:
 
 def iceberg_options(jar: Path, scratch: Path) -> dict[str, str]:
     return {
-        "spark.jars": str(jar),
+        # A driver of databases for Iceberg's JDBC catalog.
+        "spark.jars": ",".join(map(str, [jar, *JARS.glob("sqlite-jdbc-*.jar")])),
         "spark.sql.extensions": f"{ICEBERG}.extensions.IcebergSparkSessionExtensions",
     } | {
         key: value
@@ -273,6 +275,13 @@ def proxy(rest_uri: str) -> Iterator[Proxy]:
     """A proxy before that catalog, which loses answers."""
     with rest_proxy(rest_uri) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """Yield the URI of a PostgreSQL database."""
+    with postgres_server() as uri:
+        yield uri
 
 
 @pytest.fixture(scope="session")

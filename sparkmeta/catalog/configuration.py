@@ -86,6 +86,8 @@ def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
         translated.setdefault("s3.force-virtual-addressing", "true")
     if kind == "jdbc":
         translated["uri"] = _database(name, translated)
+        if (schema := translated.pop("jdbc.schema-version", None)) is not None:
+            translated["schema_version"] = schema.lower()
     return translated | {"type": _TYPES[kind]}
 
 

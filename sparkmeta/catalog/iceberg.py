@@ -17,7 +17,7 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.configuration import is_configured
 from sparkmeta.catalog.names import IN_NAMESPACE, as_names
-from sparkmeta.catalog.views import RestViews
+from sparkmeta.catalog.views import RestViews, SqlViews
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import (
     CatalogError,
@@ -377,6 +377,8 @@ class IcebergCatalog(Catalog):
             # pyiceberg's catalogs look for tables only.
             if self._rest is None and self.pyiceberg.list_namespaces(names):
                 raise pyiceberg.exceptions.NamespaceNotEmptyError("it has namespaces")
+            if self._holds_sql_views and self.list_views(names):
+                raise pyiceberg.exceptions.NamespaceNotEmptyError("it has views")
             self.pyiceberg.drop_namespace(names)
 
     def namespace_exists(self, namespace: Identifier) -> bool:
@@ -391,13 +393,25 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             return sorted(self.pyiceberg.list_namespaces(names))
 
-    def _views(self, spark: SparkSession | None) -> RestViews:  # noqa: ARG002  views are metadata alone
-        if (rest := self._rest) is None:
-            raise UnsupportedError(
-                f"catalog {self.name}: {type(self.pyiceberg).__name__} can't hold views: REST catalogs and file system "
-                "warehouses can"
-            )
-        return RestViews(rest)
+    def _views(self, spark: SparkSession | None) -> RestViews | SqlViews:
+        if (rest := self._rest) is not None:
+            return RestViews(rest)
+        if self._holds_sql_views:
+            catalog = cast("SqlCatalog", self.pyiceberg)
+            return SqlViews(catalog, lambda location: self._files_at(location, spark), self._default_location)
+        if self._is_sql:
+            problem = "its table iceberg_tables has no column iceberg_type, which views need"
+            remedy = "the catalog property schema_version=v1 adds it"
+            raise UnsupportedError(f"catalog {self.name}: {problem}: {remedy}")
+        raise UnsupportedError(
+            f"catalog {self.name}: {type(self.pyiceberg).__name__} can't hold views: SQL and REST catalogs and file "
+            "system warehouses can"
+        )
+
+    @property
+    def _holds_sql_views(self) -> bool:
+        """Whether the database has the column that tells views from tables."""
+        return self._is_sql and cast("SqlCatalog", self.pyiceberg)._schema_version == "v1"
 
     def _opened(self, loaded: LoadedTable, names: tuple[str, ...], spark: SparkSession | None) -> Table:
         """Return a table that a REST catalog has loaded."""

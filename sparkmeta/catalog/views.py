@@ -1,29 +1,32 @@
-"""Views of catalogs: the methods that catalogs share, and the views of file system warehouses and REST catalogs."""
+"""Views of catalogs: the methods that catalogs share, and the views of warehouses, SQL and REST catalogs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
+from uuid import uuid4
 
 from sparkmeta.catalog.names import as_names, first_names, folder_of
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
-from sparkmeta.spec.view_metadata import new_view
+from sparkmeta.spec.view_metadata import lifted_view, new_view, parse_view_metadata
 from sparkmeta.storage.location import join
 from sparkmeta.views.view import Definition, View, as_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
     from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
     from sparkmeta.operations.rest import RestViewOperations
+    from sparkmeta.operations.sql import SqlViewOperations
     from sparkmeta.operations.view_operations import LoadedView, ViewOperations
     from sparkmeta.session import SessionSource
     from sparkmeta.storage.files import Files
@@ -41,6 +44,9 @@ class ViewStore(Protocol):
 
     def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the sorted identifiers of the views in a namespace."""
+
+    def register(self, names: tuple[str, ...], metadata_location: str) -> LoadedView:
+        """Create the view of a metadata file."""
 
     def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
         """Rename a view."""
@@ -125,6 +131,24 @@ class HoldsViews(ABC):
             return self.create_view(names, schema, view_version, location, properties, spark=spark)
         return view.replace(as_version(view_version, names[:-1]), schema, properties)
 
+    def register_view(
+        self, identifier: str | tuple[str, ...], metadata_location: str, spark: SparkSession | None = None
+    ) -> View:
+        """Add the view of a metadata file to the catalog.
+
+        A SQL catalog points to the file, and a REST catalog does what its server does. A file system warehouse copies
+        the file into the view's folder. The view keeps its UUID and its versions.
+
+        Raises:
+            ViewAlreadyExistsError, TableAlreadyExistsError: the catalog has a view or a table of the name.
+            NoSuchNamespaceError: the catalog has no such namespace.
+            NoSuchViewError: the file is a table's.
+            NotFoundError: there is no such file.
+            UnsupportedError: the catalog can't hold views, or can't register them.
+        """
+        names, views = as_names(identifier, 1), self._views(spark)
+        return self._view(names, views.register(names, metadata_location), views, spark)
+
     def load_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> View:
         """Load a view. Raises NoSuchViewError."""
         names, views = as_names(identifier, 1), self._views(spark)
@@ -198,6 +222,12 @@ class FileSystemViews:
         identifiers = [(*namespace, name) for name in names]
         return [identifier for identifier in identifiers if self.operations(identifier).is_view()]
 
+    def register(self, names: tuple[str, ...], metadata_location: str) -> LoadedView:
+        metadata = parse_view_metadata(self.files.read(metadata_location), metadata_location)
+        target = self.operations(names)
+        identified = lifted_view(metadata, metadata.view_uuid or uuid4())
+        return target.commit(None, replace(identified, location=target.folder))
+
     def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
         loaded = self.operations(names).refresh()
         target = self.operations(to)
@@ -242,6 +272,45 @@ class FileSystemViews:
 
 
 @dataclass(frozen=True)
+class SqlViews:
+    """The views of a SQL catalog: rows of `iceberg_tables` whose `iceberg_type` is VIEW, as in Iceberg's JDBC catalog.
+
+    Attributes:
+        files_at: returns the files at a location.
+        default_location: returns the catalog's choice for a new view.
+    """
+
+    pyiceberg: SqlCatalog
+    files_at: Callable[[str], Files]
+    default_location: Callable[[tuple[str, ...]], str]
+
+    def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> ViewOperations:
+        return self._sql(names, view_uuid)
+
+    def location(self, names: tuple[str, ...], location: str | None) -> str:
+        return (location or self.default_location(names)).rstrip("/")
+
+    def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+        from sparkmeta.operations.sql import list_sql_views
+
+        return list_sql_views(self.pyiceberg, namespace)
+
+    def register(self, names: tuple[str, ...], metadata_location: str) -> LoadedView:
+        return self._sql(names).register(metadata_location)
+
+    def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
+        self._sql(names).rename(to)
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        self._sql(names).drop()
+
+    def _sql(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> SqlViewOperations:
+        from sparkmeta.operations.sql import SqlViewOperations
+
+        return SqlViewOperations(self.pyiceberg, names, self.files_at, view_uuid)
+
+
+@dataclass(frozen=True)
 class RestViews:
     """The views of a REST catalog."""
 
@@ -257,6 +326,9 @@ class RestViews:
         from sparkmeta.operations.rest import list_rest_views
 
         return list_rest_views(self.pyiceberg, namespace)
+
+    def register(self, names: tuple[str, ...], metadata_location: str) -> LoadedView:
+        return self._rest(names).register(metadata_location)
 
     def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
         self._rest(names).rename(to)

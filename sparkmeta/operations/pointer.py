@@ -62,10 +62,11 @@ class PointerOperations(ABC):
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
         """See `TableOperations.commit`. Also raises NoSuchNamespaceError for a new table in an unknown namespace."""
         if base is None:
-            self._refuse_missing_namespace()
+            refuse_missing_namespace(self.catalog, self.identifier)
         metadata, dropped = next_version(base, new)
         compressed = is_compressed(metadata.properties)
-        location = _next_location(base, metadata, compressed)
+        base_location = None if base is None else base.metadata_location
+        location = next_location(base_location, metadata_folder(metadata), compressed)
         attempt = PointerCommit(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
         data = encoded(metadata, compressed, location, base)
         try:
@@ -84,11 +85,6 @@ class PointerOperations(ABC):
     @abstractmethod
     def _move(self, attempt: PointerCommit) -> None:
         """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
-
-    def _refuse_missing_namespace(self) -> None:
-        with catalog_errors(self.catalog, self.identifier):
-            if not self.catalog.namespace_exists(self.identifier[:-1]):
-                raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
 
     def _no_such_table(self) -> NoSuchTableError:
         return NoSuchTableError(
@@ -119,9 +115,16 @@ class PointerCommit:
         return Outcome.LOST if self.base.metadata_location in logged else Outcome.UNKNOWN
 
 
-def _next_location(base: TableVersion | None, metadata: TableMetadata, compressed: bool) -> str:
+def refuse_missing_namespace(catalog: Any, identifier: tuple[str, ...]) -> None:
+    """Raise NoSuchNamespaceError if a catalog lacks the namespace of a new table or view."""
+    with catalog_errors(catalog, identifier):
+        if not catalog.namespace_exists(identifier[:-1]):
+            raise NoSuchNamespaceError(f"{'.'.join(identifier)}: there is no such namespace")
+
+
+def next_location(base: str | None, folder: str, compressed: bool) -> str:
     """Return `<version>-<uuid>.metadata.json` with the version after the base's, or 0 if the base has none."""
-    number = file_name("" if base is None else base.metadata_location).partition("-")[0]
+    number = file_name(base or "").partition("-")[0]
     version = int(number) + 1 if number.isdecimal() else 0
     extension = ".gz.metadata.json" if compressed else ".metadata.json"
-    return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")
+    return join(folder, f"{version:05d}-{uuid.uuid4()}{extension}")

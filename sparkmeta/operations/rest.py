@@ -35,7 +35,7 @@ from sparkmeta.errors import (
     ValidationError,
     shown,
 )
-from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
+from sparkmeta.operations.catalog_errors import catalog_errors, settled, shown_error
 from sparkmeta.operations.table_operations import (
     Outcome,
     TableVersion,
@@ -478,6 +478,7 @@ def _staged_version(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> T
 _VIEWS = "namespaces/{namespace}/views"
 _VIEW = "namespaces/{namespace}/views/{view}"
 _RENAME = "views/rename"
+_REGISTER = "namespaces/{namespace}/register-view"
 _VIEW_LOADING: dict[int, type[Exception]] = {404: iceberg.NoSuchViewError}
 _VIEW_COMMITTING = _VIEW_LOADING | {409: iceberg.CommitFailedException}
 _VIEW_CREATING: dict[int, type[Exception]] = {404: iceberg.NoSuchNamespaceError, 409: iceberg.ViewAlreadyExistsError}
@@ -521,6 +522,19 @@ class RestViewOperations:
                     reason = CatalogError(shown_error(error, self.catalog.properties))
                     raise failure(outcome, ".".join(self.names), reason) from reason
                 return self.refresh()
+
+    def register(self, metadata_location: str) -> LoadedView:
+        """Create the view of a metadata file, which the server reads."""
+        with catalog_errors(self.catalog, self.names):
+            refuse_missing_namespace(self.catalog, self.names)
+
+            def is_done() -> bool:
+                return self.refresh().metadata_location == metadata_location
+
+            request = {"name": self.names[-1], "metadata-location": metadata_location}
+            with settled(self.catalog, f"{'.'.join(self.names)} may have been registered", is_done, {}):
+                self._request(HttpMethod.POST, _REGISTER, _VIEW_CREATING, request)
+        return self.refresh()
 
     def rename(self, names: tuple[str, ...]) -> None:
         """Rename the view. Raises NoSuchViewError, ViewAlreadyExistsError or NoSuchNamespaceError."""

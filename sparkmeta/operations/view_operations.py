@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # before the first metadata file, so that every view has it; a table may have it too.
 VIEW_MARKER = "view.text"
 
-_DEFAULT_CODEC = "gzip"
+DEFAULT_CODEC = "gzip"
 
 
 class LoadedView(NamedTuple):
@@ -99,8 +99,8 @@ class FileSystemViewOperations:
         if METADATA_PATH in new.properties:
             raise UnsupportedError(f"{self.folder}: a view in a folder can't have the property {METADATA_PATH}")
         version = 1 if base is None else _version(base.metadata_location) + 1
-        compressed = base is not None and is_compressed(base.metadata.properties, _DEFAULT_CODEC)
-        is_compressed(new.properties, _DEFAULT_CODEC)
+        compressed = base is not None and is_compressed(base.metadata.properties, DEFAULT_CODEC)
+        is_compressed(new.properties, DEFAULT_CODEC)
         location = versioned_location(self.folder, version, compressed)
         self._refuse_stale(base)
         text = serialize_view_metadata(new).encode()

@@ -34,7 +34,7 @@ from sparkmeta.rows.planned import ROW_INDEX, column_name
 from sparkmeta.rows.resolve import IcebergColumn, MappedName
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import FIRST_RESERVED_ID
-from sparkmeta.spec.schema import pruned
+from sparkmeta.spec.schema import column_default, pruned
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -54,7 +54,8 @@ def projected_column(field: NestedField) -> IcebergColumn:
     """Return a field of a schema as an `IcebergColumn`."""
     kind = field.field_type
     children = tuple(map(projected_column, child_fields(kind)))
-    return IcebergColumn(field.name, field.field_id, type_name(kind), children, field.required, field.initial_default)
+    default = column_default(kind, field.initial_default)
+    return IcebergColumn(field.name, field.field_id, type_name(kind), children, field.required, default)
 
 
 def type_name(kind: IcebergType) -> str:

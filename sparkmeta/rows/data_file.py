@@ -16,7 +16,8 @@ from pyarrow import orc
 
 from sparkmeta.avro.container import AvroFile, Windows
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.expr.arrays import UUID_BYTES, default_scalar, field_id, uuid_texts
+from sparkmeta.expr.arrays import UUID_BYTES, field_id, uuid_texts
+from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.orc import OrcSeconds
 from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Source
 from sparkmeta.storage.content import translated_read_errors
@@ -165,7 +166,7 @@ def projected_array(
             ]
             return pa.StructArray.from_arrays(fields, fields=list(kind))
         case FromDefault():
-            return pa.repeat(default_scalar(source.column.default, kind), length)
+            return repeated_default(source.column, kind, length)
     return pa.nulls(length, kind)
 
 

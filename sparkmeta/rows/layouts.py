@@ -28,7 +28,7 @@ from sparkmeta.rows.columns import (
 )
 from sparkmeta.rows.data_file import file_columns, refuse_other_count
 from sparkmeta.rows.planned import PARTITION, ROW_INDEX, Indices, PlannedFiles, column_name
-from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Null, Source, resolve
+from sparkmeta.rows.resolve import NESTED, FromDefault, FromFile, FromPartition, IcebergColumn, Null, Source, resolve
 from sparkmeta.session import local_frame, map_arrow, map_on_driver
 from sparkmeta.storage.content import translated_read_errors
 
@@ -150,7 +150,7 @@ def _read_columns(
                     read_fields.append(spark.StructField(physical.name, stored))
                 case FromPartition():
                     values.append(_partition_value(field, partition))
-                case FromDefault(children=children) if children:
+                case FromDefault(column=column) if column.type in NESTED:
                     return None
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)

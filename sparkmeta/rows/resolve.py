@@ -9,9 +9,8 @@ Pure functions. Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
@@ -33,7 +32,7 @@ class IcebergColumn:
         type: the Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
         children: the fields of a struct, the element of a list, or the key and value of a map.
         required: whether it is required. Always False for file columns.
-        default: the initial default, in pyiceberg's representation; of a nested type, JSON text.
+        default: the initial default; see `column_default` of `spec/schema.py`.
     """
 
     name: str
@@ -81,7 +80,7 @@ class FromDefault:
 
     Attributes:
         column: the projected column.
-        children: the sources of the fields of a struct, whose default `{}` has the defaults of its fields.
+        children: the sources of the fields of a struct, whose default has the defaults of the fields that it lacks.
     """
 
     column: IcebergColumn
@@ -223,12 +222,14 @@ class _Resolution:
 
     def _default(self, column: IcebergColumn, path: tuple[str, ...]) -> FromDefault:
         inside = (*path, column.name)
-        if column.type == "struct" and not json.loads(column.default):
-            return FromDefault(column, self.fields((), column.children, (), inside))
-        if column.type in NESTED:
-            name = ".".join(inside)
-            raise UnsupportedError(f"{self.location}: column {name} has an initial default of type {column.type}")
-        return FromDefault(column)
+        if column.type != "struct":
+            return FromDefault(column)
+        values = dict(column.default)
+        children = [
+            replace(child, default=values[child.id], required=False) if child.id in values else child
+            for child in column.children
+        ]
+        return FromDefault(column, self.fields((), children, (), inside))
 
     def _from_file(
         self, column: IcebergColumn, physical: IcebergColumn, names: Sequence[MappedName], path: tuple[str, ...]

@@ -53,6 +53,10 @@ class JsonNode:
             self._child(key, None).fail("it is required")
         return self._child(key, self.value[key])
 
+    def member(self, key: str) -> JsonNode:
+        """Return the value of a key, which may be null."""
+        return self._child(key, self.object().get(key))
+
     def optional(self, key: str) -> JsonNode | None:
         """Return the value of a key, or None if it is absent or null."""
         return self.get(key) if self.has(key) else None

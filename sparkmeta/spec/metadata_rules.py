@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.schema import index_by_id
 from pyiceberg.transforms import UnknownTransform, VoidTransform
-from pyiceberg.types import DecimalType, GeographyType, GeometryType, UnknownType
+from pyiceberg.types import DecimalType, GeographyType, GeometryType, StructType, UnknownType
 
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.spec.partitioning import (
@@ -17,7 +17,7 @@ from sparkmeta.spec.partitioning import (
     sort_order_from_json,
     sort_order_to_json,
 )
-from sparkmeta.spec.schema import VariantType, schema_from_json, schema_to_json
+from sparkmeta.spec.schema import VariantType, column_default, schema_from_json, schema_to_json
 from sparkmeta.spec.transforms import field_sources, is_unknown
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.sorting import SortField, SortOrder
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import IcebergType, NestedField
 
 
 # -- What a format version does not support ---------------------------------------------------------------------------
@@ -191,6 +191,20 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
             if default is not None and (read_default is None or not _fits(default, field.field_type)):
                 problem = f"it is no value of type {field.field_type} that can be a default"
                 raise ValidationError(f"{location}: the default value of {name} is {shown(default)}: {problem}")
+        for key in ("initial_default", "write_default"):
+            if (missing := _missing_in_default(field, key)) is not None:
+                problem = f"its field {missing} is required and has no default"
+                raise ValidationError(f"{location}: the default value of {name} is {getattr(field, key)}: {problem}")
+
+
+def _missing_in_default(field: NestedField, key: str) -> str | None:
+    """Return the name of a required field of a struct for which the default of the struct has no value."""
+    kind, default = field.field_type, getattr(field, key)
+    if not isinstance(kind, StructType) or default is None:
+        return None
+    values = dict(column_default(kind, default))
+    lacking = (child for child in kind.fields if values.get(child.field_id, getattr(child, key)) is None)
+    return next((child.name for child in lacking if child.required), None)
 
 
 def _fits(default: Any, kind: IcebergType) -> bool:

@@ -73,7 +73,9 @@ _NANOS = t.TimestampNanoType | t.TimestamptzNanoType
 _DATES = t.DateType | t.TimestampType | t.TimestamptzType
 # The first characters of years that Python's dates do not have.
 _FAR_YEARS = ("+", "-", "0000")
-_AS_JSON = t.StructType | t.ListType | t.MapType | t.GeometryType | t.GeographyType | t.UnknownType | VariantType
+_NESTED = t.StructType | t.ListType | t.MapType
+# Types whose defaults must be null.
+_WITHOUT_DEFAULT = t.GeometryType | t.GeographyType | t.UnknownType | VariantType
 _DEEPEST = 64
 
 
@@ -219,20 +221,64 @@ def _field(node: JsonNode) -> t.NestedField:
 def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
     """Return a default in pyiceberg's representation.
 
-    It is a Python value of the type, nanoseconds as int, or JSON text for nested, geo, variant and unknown types. For
-    years that Python's dates do not have, it is the number of days or microseconds.
+    It is a Python value of the type, nanoseconds as int, or JSON text for nested types. For years that Python's dates
+    do not have, it is the number of days or microseconds.
     """
     node = field.optional(key)
     if node is None:
         return None
-    if isinstance(kind, _AS_JSON):
-        return json.dumps(node.value)
+    value = _single_value(node, kind)
+    return json.dumps(node.value) if isinstance(kind, _NESTED) else value
+
+
+def column_default(kind: t.IcebergType, default: Any) -> Any:
+    """Return a default in pyiceberg's representation, in which values of nested types are tuples instead of JSON text.
+
+    A struct is pairs of the id and the value of those fields that do not have their own defaults, a list is its
+    elements, and a map is pairs of keys and values.
+    """
+    is_text = isinstance(kind, _NESTED) and default is not None
+    return _single_value(JsonNode(json.loads(default)), kind) if is_text else default
+
+
+def default_text(kind: t.IcebergType, default: Any) -> str:
+    """Return the JSON text of a default of a nested type, in the form of `column_default`."""
+    return json.dumps(_default_json(kind, default))
+
+
+def _single_value(node: JsonNode, kind: t.IcebergType) -> Any:
+    """Return the value of a JSON single-value; see `column_default`."""
+    match kind:
+        case t.StructType():
+            # Other ids are of fields that were deleted.
+            members = node.object()
+            fields = [field for field in kind.fields if str(field.field_id) in members]
+            ids = [field.field_id for field in fields]
+            values = [_inside(node.member(str(field.field_id)), field.field_type, field.required) for field in fields]
+            return tuple(zip(ids, values, strict=True))
+        case t.ListType():
+            return tuple(_inside(child, kind.element_type, kind.element_required) for child in node.items())
+        case t.MapType():
+            keys = [_inside(child, kind.key_type, True) for child in node.get("keys").items()]
+            values = [_inside(child, kind.value_type, kind.value_required) for child in node.get("values").items()]
+            if len(keys) != len(values):
+                node.fail(f"it has {len(keys)} keys and {len(values)} values")
+            return tuple(zip(keys, values, strict=True))
+    if isinstance(kind, _WITHOUT_DEFAULT):
+        node.fail(f"a default of type {kind} must be null")
     if not isinstance(node.value, _json_type(kind)) or isinstance(node.value, bool) != isinstance(kind, t.BooleanType):
         node.fail(f"not a valid default for type {kind}")
     try:
         return _decoded(kind, node.value)
     except (ArithmeticError, TypeError, ValueError) as error:
         node.fail(f"not a valid default for type {kind}: {first_line(error)}")
+
+
+def _inside(node: JsonNode, kind: t.IcebergType, required: bool) -> Any:
+    """Return a value inside a nested value."""
+    if node.value is None:
+        return node.fail("it is required") if required else None
+    return _single_value(node, kind)
 
 
 def _decoded(kind: t.IcebergType, value: Any) -> Any:
@@ -259,11 +305,24 @@ def _field_json(field: t.NestedField) -> dict[str, Any]:
         document["doc"] = field.doc
     for key, value in (("initial-default", field.initial_default), ("write-default", field.write_default)):
         if value is not None:
-            document[key] = _default_json(field.field_type, value)
+            is_text = isinstance(field.field_type, _NESTED)
+            document[key] = json.loads(value) if is_text else _default_json(field.field_type, value)
     return document
 
 
 def _default_json(kind: t.IcebergType, value: Any) -> Any:
+    """Return the JSON single-value of a default in the form of `column_default`."""
+    if value is None:
+        return None
+    match kind:
+        case t.StructType():
+            types = {field.field_id: field.field_type for field in kind.fields}
+            return {str(field_id): _default_json(types[field_id], item) for field_id, item in value}
+        case t.ListType():
+            return [_default_json(kind.element_type, item) for item in value]
+        case t.MapType():
+            keys = [_default_json(kind.key_type, key) for key, _ in value]
+            return {"keys": keys, "values": [_default_json(kind.value_type, item) for _, item in value]}
     if isinstance(kind, _NANOS):
         micros, nanos = divmod(value, 1000)
         seconds = to_human_timestamp(micros - micros % 1_000_000)[:19]
@@ -273,8 +332,6 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
         if isinstance(kind, t.DateType):
             return iso_date(value)
         return iso_timestamp(value) + ("+00:00" if isinstance(kind, t.TimestamptzType) else "")
-    if isinstance(kind, _AS_JSON):
-        return json.loads(value)
     return to_json(cast("t.PrimitiveType", kind), value)
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions.literals import literal
 from pyiceberg.partitioning import validate_partition_name
 from pyiceberg.schema import (
     Schema,
@@ -49,13 +50,14 @@ from pyiceberg.types import (
     ListType,
     LongType,
     MapType,
+    PrimitiveType,
     StringType,
     StructType,
 )
 
 from sparkmeta.errors import CorruptFileError, InvalidChangeError, SparkmetaError, ValidationError, first_line, shown
 from sparkmeta.spec.json_node import JsonNode
-from sparkmeta.spec.schema import list_of, type_from_json
+from sparkmeta.spec.schema import default_text, list_of, type_from_json
 from sparkmeta.spec.transform_text import Terms, transform_of
 
 if TYPE_CHECKING:
@@ -191,6 +193,11 @@ def _field_with_defaults(field: NestedField, defaults: Mapping[int, Defaults]) -
 class _FreshIds(_SetFreshIDs):
     def struct(self, struct: StructType, field_results: list[Callable[[], IcebergType]]) -> StructType:
         ids = [self._get_and_increment(field.field_id) for field in struct.fields]
+        for field in struct.fields:
+            # A default with values names their fields by ids, which would be those of other fields.
+            if isinstance(field.field_type, StructType) and {field.initial_default, field.write_default} - {None, "{}"}:
+                problem = "the default of a struct is {} or null, since its fields have their own defaults"
+                raise ValidationError(f"column {field.name} has a default with values: {problem}")
         # Without pydantic's validation, which fails for defaults that pyiceberg can't decode.
         return StructType(
             *(
@@ -241,6 +248,26 @@ class _AssertColumnProperties:
             raise CommitFailedException(f"another commit has changed the property {min(changed_keys)}")
 
 
+def _plain_default(kind: IcebergType, value: Any, required: bool = True) -> Any:
+    """Return a default that a caller passed, in the form of `column_default`. Raises ValueError if it does not fit."""
+    if value is None and not required:
+        return None
+    match kind:
+        case StructType():
+            if value != {}:
+                raise ValueError("the default of a struct is {}, with the defaults of its fields, or None")
+            return ()
+        case ListType() if isinstance(value, list | tuple):
+            return tuple(_plain_default(kind.element_type, item, kind.element_required) for item in value)
+        case MapType() if isinstance(value, dict):
+            keys = [_plain_default(kind.key_type, key) for key in value]
+            items = (_plain_default(kind.value_type, item, kind.value_required) for item in value.values())
+            return tuple(zip(keys, items, strict=True))
+        case PrimitiveType() if value is not None:
+            return literal(value).to(kind).value
+    raise ValueError(f"expected a value of type {kind}")
+
+
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
     """pyiceberg's builder of schema changes, with the rules of Java's builder and others.
@@ -281,10 +308,15 @@ class UpdateSchema(IcebergUpdateSchema):
         self._refuse_out_of_range(path, field_type, default_value)
         if not isinstance(path, str):
             self._refuse_deleted(path[:-1])
-        flat = field_type if field_type.is_primitive else StructType()
-        super().add_column(path, flat, doc, required, default_value)
-        if not field_type.is_primitive:
-            self._change_added(path, field_type=type_with_fresh_ids(field_type, self.assign_new_column_id))
+        if field_type.is_primitive:
+            super().add_column(path, field_type, doc, required, default_value)
+            return self
+        default = self._nested_default(path, field_type, default_value)
+        # pyiceberg takes no default of a nested type, which a required column needs.
+        super().add_column(path, StructType(), doc, required and default is None)
+        kind = type_with_fresh_ids(field_type, self.assign_new_column_id)
+        defaults = {"initial_default": default, "write_default": default}
+        self._change_added(path, field_type=kind, required=required, **defaults)
         return self
 
     def update_column(
@@ -310,6 +342,12 @@ class UpdateSchema(IcebergUpdateSchema):
         column = self._schema.find_field(_full_name(path), self._case_sensitive)
         self._refuse_out_of_range(path, column.field_type, default_value)
         initial, write = self._defaults[column.field_id]
+        default = self._nested_default(path, column.field_type, default_value)
+        if default is not None:
+            if column.field_id in self._deletes:
+                raise self._error(path, "will be deleted: it can't get a default value")
+            self._defaults[column.field_id] = initial, default
+            return self
         if default_value is None and write is not None and column.required and not self._allow_incompatible_changes:
             raise ValueError(f"column {_full_name(path)} is required: its default value can't be removed")
         super().set_default_value(path, default_value)
@@ -375,6 +413,19 @@ class UpdateSchema(IcebergUpdateSchema):
         if not is_within:
             problem = f"the default value of {_full_name(path)} is {shown(value)}: it is out of the range of {kind}"
             raise ValidationError(f"{self._transaction.table_metadata.location}: {problem}")
+
+    def _nested_default(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> str | None:
+        """Return the JSON text of a default of a nested type; None if there is none, or for a primitive type.
+
+        Fields of structs have their own defaults, so that the only default of a struct is `{}`.
+        """
+        if kind.is_primitive or value is None:
+            return None
+        try:
+            return default_text(kind, _plain_default(kind, value))
+        except (TypeError, ValueError) as error:
+            problem = f"the default value of {_full_name(path)} is {shown(value)}: {first_line(error)}"
+            raise ValidationError(f"{self._transaction.table_metadata.location}: {problem}") from error
 
     def _refuse_deleted(self, parents: tuple[str, ...]) -> None:
         """Raise ValidationError if the parent of a new column, or a parent of that, is deleted by this update."""

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, default_scalar, uuid_bytes, with_field_id
+from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, uuid_bytes, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 
@@ -117,7 +118,7 @@ class FileColumns:
         self, array: pa.Array | None, column: IcebergColumn, kind: pa.DataType, row_count: int, path: tuple[str, ...]
     ) -> pa.Array:
         if array is None and column.default is not None:
-            return pa.repeat(default_scalar(column.default, kind), row_count)
+            return repeated_default(column, kind, row_count)
         if array is None or pa.types.is_null(array.type):
             if column.type != "struct":
                 return pa.nulls(row_count, kind)

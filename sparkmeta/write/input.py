@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyiceberg.types import (
@@ -35,7 +36,7 @@ from sparkmeta.expr.types import UUID_DIGITS, UUID_TEXT, default_literal, public
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
-from sparkmeta.spec.schema import id_of_column, path_to
+from sparkmeta.spec.schema import column_default, id_of_column, path_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,7 +66,8 @@ def written_columns(schema: Schema) -> tuple[IcebergColumn, ...]:
 def _written_column(field: NestedField) -> IcebergColumn:
     children = tuple(map(_written_column, child_fields(field.field_type)))
     kind = type_name(field.field_type)
-    return IcebergColumn(field.name, field.field_id, kind, children, field.required, field.write_default)
+    default = column_default(field.field_type, field.write_default)
+    return IcebergColumn(field.name, field.field_id, kind, children, field.required, default)
 
 
 def require_frame(rows: object, table: str) -> None:
@@ -147,11 +149,29 @@ def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, .
     for name, field in table_fields.items():
         if name in types:
             check_type(types[name], field.field_type, (*path, name), table)
-        elif field.required and field.write_default is None:
-            problem = f"column {_path(path, name)} is required and has no write default, and the rows lack it"
+        else:
+            _check_default(field, _write_default(field), (*path, name), table)
+
+
+def _check_default(field: NestedField, default: Any, path: tuple[str, ...], table: str) -> None:
+    """Raise ValidationError if a field that the rows lack, or one inside its default, is required without a default."""
+    if default is None:
+        if field.required:
+            problem = f"column {'.'.join(path)} is required and has no write default, and the rows lack it"
             raise ValidationError(f"{table}: {problem}")
-        elif field.write_default is not None and not isinstance(field.field_type, PrimitiveType):
-            raise UnsupportedError(f"{table}: column {_path(path, name)} has a write default of a nested type")
+    elif isinstance(field.field_type, StructType):
+        for child, value in _defaults_inside(field.field_type, default):
+            _check_default(child, value, (*path, child.name), table)
+
+
+def _write_default(field: NestedField) -> Any:
+    return column_default(field.field_type, field.write_default)
+
+
+def _defaults_inside(struct: StructType, default: Any) -> list[tuple[NestedField, Any]]:
+    """Return the fields of a struct with their values in a default of the struct."""
+    values = dict(default)
+    return [(child, values.get(child.field_id, _write_default(child))) for child in struct.fields]
 
 
 def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int], table: str) -> frozenset[int]:
@@ -211,7 +231,6 @@ def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...],
 
     Raises:
         ValidationError: the types differ.
-        UnsupportedError: a field of a nested type has a write default.
     """
     match kind, wanted:
         case spark.StructType(), StructType():
@@ -287,8 +306,9 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
     value, kind = sql.spark_only(""), cast("spark.DataType", rows)
     for depth, field in enumerate(field_path):
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
-            default = _default_value(field, wanted)
-            return sql.when(value.isNotNull(), default) if depth else default
+            default = _default_at(field_path[depth:])
+            literal = _primitive_default(default, wanted)
+            return sql.when(value.isNotNull(), literal) if depth else literal
         if depth:
             value = value[field.name]
         else:
@@ -338,15 +358,46 @@ def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) 
 def _nested_field(value: SparkColumn, kind: spark.StructType, field: NestedField) -> SparkColumn:
     if field.name in kind.names:
         return nested_value(value.getField(field.name), kind[field.name].dataType, field.field_type)
-    if isinstance(field.field_type, PrimitiveType):
-        return _default_value(field, field.field_type).column()
-    return F.lit(None).cast(spark_type(field.field_type))
+    return default_column(field)
 
 
-def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:
-    if field.write_default is None:
+def default_column(field: NestedField) -> SparkColumn:
+    """Return the write default of a field, or null, in its `spark_type`."""
+    return _default_value(field.field_type, _write_default(field))
+
+
+def _default_value(kind: IcebergType, default: Any) -> SparkColumn:
+    target = spark_type(kind)
+    if default is None:
+        return F.lit(None).cast(target)
+    match kind:
+        case StructType():
+            inside = _defaults_inside(kind, default)
+            return F.struct(*(_default_value(child.field_type, value).alias(child.name) for child, value in inside))
+        case ListType():
+            return F.array(*(_default_value(kind.element_type, value) for value in default)).cast(target)
+        case MapType():
+            types = kind.key_type, kind.value_type
+            parts = (part for pair in default for part in zip(types, pair, strict=True))
+            return F.create_map(*(_default_value(*part) for part in parts)).cast(target)
+    return _primitive_default(default, cast("PrimitiveType", kind)).column()
+
+
+def _default_at(field_path: Sequence[NestedField]) -> Any:
+    """Return the value that the last field of a path has in rows that lack the first."""
+    default = _write_default(field_path[0])
+    for field, child in pairwise(field_path):
+        if default is None:
+            return None
+        inside = _defaults_inside(cast("StructType", field.field_type), default)
+        default = next(value for of, value in inside if of.field_id == child.field_id)
+    return default
+
+
+def _primitive_default(default: Any, wanted: PrimitiveType) -> Sql:
+    if default is None:
         return sql.lit(None).cast(spark_type(wanted))
-    return public_value(default_literal(field.write_default, wanted), wanted)
+    return public_value(default_literal(default, wanted), wanted)
 
 
 # -- Convert assigned values to the table's types ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pyiceberg.expressions.literals import DateLiteral
 from pyiceberg.schema import Schema
 from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, MapType, PrimitiveType, StringType, UUIDType
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.types import BooleanType
 
 from sparkmeta.checks import NAMES
 from sparkmeta.errors import ValidationError, hint_at, shown
@@ -28,8 +28,8 @@ from sparkmeta.write.files import checkpointed
 from sparkmeta.write.input import (
     assigned_values,
     check_columns,
+    default_column,
     evaluated_type,
-    field_value,
     nested_value,
     require_frame,
 )
@@ -736,11 +736,8 @@ class MergedRows:
 
     def _default(self, name: str) -> Column:
         """Return the value of a column that is not assigned."""
-        schema = self.matching.state.metadata.schema()
-        field = next(field for field in schema.fields if field.name == name)
-        if isinstance(field.field_type, PrimitiveType):
-            return field_value(StructType(), schema, field.field_id).column()
-        return F.lit(None).cast(self.matching.row_type[name].dataType)
+        fields = self.matching.state.metadata.schema().fields
+        return default_column(next(field for field in fields if field.name == name))
 
 
 def _first(tests: list[tuple[int, Column]]) -> Column:

@@ -115,6 +115,23 @@ def commit(table: sm.Table) -> None:
         tx.set_properties(committed="yes")
 
 
+def test_views_are_refused(catalog: sm.Catalog) -> None:
+    """Iceberg's Java library has no views in Glue, so there is no layout to write."""
+    ns = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(ns)
+    for refused in (
+        lambda: catalog.create_view(f"{ns}.v", SCHEMA, {"spark": "SELECT 1"}),
+        lambda: catalog.register_view(f"{ns}.v", "s3://absent/v.metadata.json"),
+        lambda: catalog.list_views(ns),
+    ):
+        with pytest.raises(
+            sm.UnsupportedError, match="catalog aws: GlueCatalog can't hold views: SQL and REST catalogs"
+        ):
+            refused()
+    assert catalog.list_tables(ns) == []
+    catalog.drop_namespace(ns)
+
+
 @pytest.mark.parametrize("action", ["CreateTable", "DeleteTable"])
 def test_a_lost_answer_to_a_rename(s3: S3Server, catalog: sm.Catalog, table: sm.Table, action: str) -> None:
     """The client repeats the request, which Glue then refuses."""

@@ -47,6 +47,10 @@ def configured_catalog(monkeypatch: pytest.MonkeyPatch, **properties: str) -> di
             {"type": "sql", "uri": "postgresql+psycopg2://me:p%40@host:5432/db?sslmode=require", "warehouse": "/w"},
         ),
         (JDBC | {"uri": "jdbc:sqlite:file:/w/c.db"}, {"type": "sql", "uri": "sqlite:////w/c.db", "warehouse": "/w"}),
+        (
+            JDBC | {"uri": "jdbc:sqlite:/w/c.db", "jdbc.schema-version": "V1"},
+            {"type": "sql", "uri": "sqlite:////w/c.db", "warehouse": "/w", "schema_version": "v1"},
+        ),
     ],
 )
 def test_properties(monkeypatch: pytest.MonkeyPatch, configured: dict[str, str], expected: dict[str, str]) -> None:

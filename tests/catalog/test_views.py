@@ -1,4 +1,4 @@
-"""Views of warehouses in folders, local and on S3, and of Iceberg's own REST catalog: the same tests for all."""
+"""The same tests for views of warehouses in folders, local and on S3, SQL catalogs, and Iceberg's own REST catalog."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from sparkmeta.errors import (
     CommitStateUnknownError,
     NoSuchNamespaceError,
     NoSuchViewError,
+    NotFoundError,
     TableAlreadyExistsError,
     UnsupportedError,
     ValidationError,
@@ -54,10 +55,21 @@ def rest_catalog(uri: str) -> RestCatalog:
     return catalog.pyiceberg
 
 
-@pytest.fixture(params=["folders", "s3", "rest"])
+def sql_catalog(folder: Path, uri: str | None = None, **properties: str) -> IcebergCatalog:
+    where = {"uri": uri or f"sqlite:///{folder}/catalog.db", "warehouse": f"{folder.as_uri()}/w"}
+    catalog = load_catalog("shop", type="sql", **where, **properties)
+    assert isinstance(catalog, IcebergCatalog)
+    return catalog
+
+
+@pytest.fixture(params=["folders", "s3", "sqlite", "postgres", "rest"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
     if request.param == "folders":
         return load_catalog("local", type="hadoop", warehouse=f"file://{tmp_path}/a [w]")
+    if request.param == "sqlite":
+        return sql_catalog(tmp_path)
+    if request.param == "postgres":
+        return sql_catalog(tmp_path, request.getfixturevalue("postgres"))
     if request.param == "s3":
         s3: S3Server = request.getfixturevalue("s3")
         return load_catalog("store", type="hadoop", warehouse=f"s3://{BUCKET}/{uuid.uuid4()}", **s3.properties)
@@ -138,6 +150,28 @@ def test_a_version_of_pyiceberg(catalog: Catalog, namespace: str) -> None:
     view = catalog.create_or_replace_view(f"{namespace}.v", SCHEMA, SQL, properties={"a": "b"})
     assert (view.current_version().default_namespace, queries(view), view.properties["a"]) == ((namespace,), SQL, "b")
     assert (view.current_version().version_id, view.schema()) == (2, SCHEMA)
+
+
+def test_a_view_of_a_metadata_file(catalog: Catalog, namespace: str, tmp_path: Path) -> None:
+    view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL, properties={"comment": "c"}).add_dialect(
+        "trino", "SELECT 1"
+    )
+    with pytest.raises(ViewAlreadyExistsError):
+        catalog.register_view(f"{namespace}.v", view.metadata_location)
+    registered = catalog.register_view(f"{namespace}.w", view.metadata_location)
+    assert (registered.uuid(), registered.versions) == (view.uuid(), view.versions)
+    assert registered.metadata == catalog.load_view(f"{namespace}.w").metadata
+    # Both names have the file; a commit moves only one.
+    registered = registered.set_properties(comment="d")
+    assert [catalog.load_view(f"{namespace}.{name}").comment for name in "vw"] == ["c", "d"]
+    assert sorted(catalog.list_views(namespace)) == [(namespace, "v"), (namespace, "w")]
+    if isinstance(catalog, IcebergCatalog):
+        with pytest.raises(NoSuchNamespaceError):
+            catalog.register_view("absent.v", view.metadata_location)
+    if "rest" not in catalog.name:
+        with pytest.raises(NotFoundError):
+            catalog.register_view(f"{namespace}.x", f"{tmp_path.as_uri()}/absent.metadata.json")
+        assert not catalog.view_exists(f"{namespace}.x")
 
 
 def test_writers_at_the_same_time(catalog: Catalog, namespace: str) -> None:
@@ -347,6 +381,7 @@ def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(client._session, "request", losing)
     wait = {"commit.status-check.min-wait-ms": "1", "commit.status-check.num-retries": "1"}
     view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL, properties=wait)
+    assert catalog.register_view(f"{namespace}.r", view.metadata_location).uuid() == view.uuid()
     view = view.add_dialect("trino", "SELECT 1").set_properties(a="b", b="c").remove_properties("a")
     assert (sorted(queries(view)), view.properties) == (["spark", "trino"], {**wait, "b": "c"})
     arrives = False
@@ -407,8 +442,12 @@ def test_pyiceberg_and_iceberg_read_our_views(rest_uri: str) -> None:
     assert read.schema().fields == SCHEMA.fields
 
 
-def test_catalogs_that_hold_no_views(tmp_path: Path) -> None:
-    catalog = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+def test_catalogs_that_hold_no_views() -> None:
+    from pyiceberg.catalog.noop import NoopCatalog
+
+    catalog = IcebergCatalog(NoopCatalog("noop"))
     for refused in (catalog.load_view, catalog.list_views, catalog.drop_view):
-        with pytest.raises(UnsupportedError, match="catalog sql: SqlCatalog can't hold views: REST catalogs and file"):
+        with pytest.raises(UnsupportedError, match="catalog noop: NoopCatalog can't hold views: SQL and REST catalogs"):
             refused("db.v")
+    with pytest.raises(UnsupportedError, match="NoopCatalog can't hold views"):
+        catalog.register_view("db.v", "/absent.metadata.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -150,9 +151,15 @@ def test_nested_fields_have_no_positions() -> None:
         resolve(file, [struct("s", 1, col("x", 2))], FILE, by_position=True)
 
 
-def test_nested_defaults_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="column l has an initial default of type list"):
-        resolve([], [col("l", 1, "list", col("element", 2), default="[1]")], FILE)
+def test_defaults_of_structs() -> None:
+    """A value in the default of a struct takes precedence over the default of its field."""
+    children = [col("a", 2, default=2), col("b", 3, default=3), col("c", 4), col("d", 5, default=5)]
+    (source,) = resolve([], [replace(struct("s", 1, *children), default=((3, 30), (5, None)))], FILE)
+    assert isinstance(source, FromDefault)
+    assert [type(child) for child in source.children] == [FromDefault, FromDefault, Null, Null]
+    assert [child.column.default for child in source.children[:2]] == [2, 30]
+    with pytest.raises(CorruptFileError, match=r"column s\.a is None: the file lacks this required column"):
+        resolve([], [replace(struct("s", 1, col("a", 2, required=True)), default=())], FILE)
 
 
 @pytest.mark.parametrize(
