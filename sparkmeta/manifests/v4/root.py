@@ -397,6 +397,8 @@ class _Checks:
             self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
 
     def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
+        if not whole(wrong).true_count:
+            return
         for row in indices_where(pc.fill_null(wrong, False)).to_pylist():
             kind = self.table.column("content_type")[row].as_py()
             self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))
