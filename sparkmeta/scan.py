@@ -26,7 +26,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.expr.filter_text import as_text
-from sparkmeta.expr.predicate import bind_filter, parse_filter
+from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_ids
 from sparkmeta.expr.predicate_terms import SchemaFields
 from sparkmeta.plan.files import in_memory, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
@@ -315,7 +315,9 @@ class Scan:
             ValidationError: the files of a branch have another type than the schema for a column of the filter.
         """
         schema, projection = self.schema(), self.projection()
-        scan_filter = ScanFilter(self.state.at(self.snapshot()), self._bind(self.row_filter, schema), schema)
+        bound = self._bind(self.row_filter, schema)
+        state = self.state.at(self.snapshot()).for_plan(referenced_ids(bound))
+        scan_filter = ScanFilter(state, bound, schema)
         columns, reports = self.metadata_columns, self.state.reports
         return ScanPlan(scan_filter, self.row_filter, projection, columns, self.options, reports)
 

@@ -313,7 +313,7 @@ class ManifestReader:
     def root_batches(self, manifests: pa.Table, projection: EntryProjection) -> list[pa.RecordBatch]:
         """Return the root's own files if they are among manifests, DELETED ones included."""
         plain = stats_for_maps(projection, self.types.column_types) if has_metrics_maps(projection) else projection
-        tables = [self._root_entries(manifest, rows, plain) for manifest, rows in self._root_files(manifests)]
+        tables = [self._root_entries(manifest, rows, plain) for manifest, rows in self._root_files(manifests, plain)]
         batches = [batch for table in tables for batch in table.to_batches()]
         if plain is projection:
             return batches
@@ -412,18 +412,22 @@ class ManifestReader:
 
         assert self.tree is not None
         frames = []
-        for manifest, rows in self._root_files(manifests):
+        for manifest, rows in self._root_files(manifests, projection):
             with_manifest = rows.append_column(MANIFEST, pa.repeat(pa.scalar(manifest, pa.int32()), len(rows)))
             frames.append(read_rows(self.spark, with_manifest, projection, self.tree.sources))
         return frames
 
-    def _root_files(self, manifests: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the small ids and files, DELETED ones included, of manifests that represent the root's own files."""
-        if self.tree is None:
+    def _root_files(self, manifests: pa.Table, projection: EntryProjection) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the small ids and files, DELETED ones included, of manifests that represent the root's own files.
+
+        The files have the stats of the projection.
+        """
+        if self.tree is None or self.trees is None:
             return
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         for content in in_root.column("content_type").to_pylist():
-            yield self.tree.root_id(content), self.tree.root.of(FILE_TYPES[ContentType(content)], live=False)
+            root = self.tree.root_with(self.trees.stats_of(projection))
+            yield self.tree.root_id(content), root.of(FILE_TYPES[ContentType(content)], live=False)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 

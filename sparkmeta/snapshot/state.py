@@ -52,6 +52,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
+class _PlanPart:
+    """What a state for plans reads of the state `whole`: the stats of some columns, besides those of partitions."""
+
+    whole: TableState
+    columns: frozenset[int]
+
+
+@dataclass(frozen=True)
 class TableState:
     """A table's metadata and one of its snapshots.
 
@@ -64,6 +72,7 @@ class TableState:
         snapshot: the snapshot to read; None if the table is empty.
         root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
         reports: where reports on scans and commits go; None if none are made.
+        part: see `for_plan`; None for every other state.
     """
 
     sessions: SessionSource
@@ -72,6 +81,7 @@ class TableState:
     snapshot: Snapshot | None
     root: Root | None = None
     reports: Reports | None = field(default=None, compare=False)
+    part: _PlanPart | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         snapshot = "no snapshot" if self.snapshot is None else f"snapshot {self.snapshot.snapshot_id}"
@@ -84,8 +94,26 @@ class TableState:
 
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
+        if self.part is not None:
+            return self.part.whole.at(snapshot)
         is_same = snapshot == self.snapshot and self.root is None and self.sessions.settings() == self.settings
         return self if is_same else replace(self, snapshot=snapshot, root=None)
+
+    def for_plan(self, columns: Iterable[int]) -> TableState:
+        """Return a state for plans that need the stats of some columns; see `Tree.root_with`.
+
+        Stats are most of a root. The first plan of a state reads these stats and those of partition values. If another
+        plan needs the stats of other columns, it reads all, and later plans use them.
+        """
+        if self.snapshot is None or not self.snapshot.has_root or self.root is not None or "tree" in vars(self):
+            return self
+        needed = frozenset(columns)
+        if "_first_planned" not in vars(self):
+            first = copy(self)
+            vars(first)["part"] = _PlanPart(self, needed)
+            vars(self)["_first_planned"] = first
+        planned: TableState = vars(self)["_first_planned"]
+        return planned if planned.part is not None and needed <= planned.part.columns else self
 
     def metadata_ref(self, name: str) -> SnapshotRef:
         """Return a branch or tag.
@@ -155,10 +183,24 @@ class TableState:
         location = root_location(self.metadata, self.snapshot)
         if location is None or self.snapshot is None:
             return None
-        snapshot = self.snapshot
+        whole = self if self.part is None else self.part.whole
+        if "tree" in vars(whole):
+            return whole.tree
+        snapshot, types = self.snapshot, self.types.tree_types
         stamp = (snapshot.snapshot_id, snapshot.sequence_number or 0, snapshot.first_row_id)
-        root = read_root(self.files.read(location), self.types.tree_types, location, stamp, self.types.locations)
-        return Tree(root, self.types.tuple_sources)
+        if self.part is not None:
+            types = types.with_stats(self.part.columns)
+        data = vars(whole).pop("_root_data", None) or self.files.read(location)
+        root = read_root(data, types, location, stamp, self.types.locations)
+        if whole is self:
+            return Tree(root, self.types.tuple_sources)
+        vars(whole)["_root_data"] = data
+
+        def whole_root() -> Root:
+            assert whole.tree is not None
+            return whole.tree.root
+
+        return Tree(root, self.types.tuple_sources, whole_root)
 
     @cached_property
     def has_trees(self) -> bool:

@@ -212,7 +212,7 @@ def values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[in
     A path has the key "" for a file's value, or else the name of a bound. See `read_manifest` for `fields`.
     """
     paths: dict[int, dict[str, str]] = {}
-    for struct in kind:
+    for struct in kind if fields else ():
         for child in struct.type if pa.types.is_struct(struct.type) else ():
             match = _VALUE_IN_SOURCE.fullmatch(child.name)
             if match and int(match[1]) in fields:

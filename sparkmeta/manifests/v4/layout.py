@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ from sparkmeta.spec.entry import (
     BOUNDS,
     CONTENT_ENTRY,
     CONTENT_STATS_ID,
+    DELETE_FILE_PATH_ID,
     ROW_ID_OFFSET,
     FieldSpec,
     stats_children,
@@ -82,6 +83,11 @@ class TreeTypes:
 
     ALWAYS_READ: ClassVar = ("content_type", "version_info", "partition_spec_id", "record_count")
     """Fields of entries that are read for every projection."""
+
+    def with_stats(self, ids: Collection[int]) -> TreeTypes:
+        """Return the types with the stats of some columns, and those that planning always reads."""
+        wanted = {*ids, DELETE_FILE_PATH_ID, *stats_of_fields(self.sources).values()}
+        return replace(self, stats={field_id: name for field_id, name in self.stats.items() if field_id in wanted})
 
     def stats_of(self, projection: EntryProjection) -> dict[int, str]:
         """Return the stats to read for a projection: its own, and the stats that hold partition values."""
@@ -311,7 +317,7 @@ class OpenManifest:
         """Return the entries of a root. Deletion vectors in entries are rows of their own (`iceberg_root`)."""
         stats, fields = types.stats, stats_of_fields(types.sources)
         if not self._is_iceberg:
-            return self.rows(None, stats, None, fields, as_written=as_written)
+            return self.rows(None, stats, [spec.name for spec in CONTENT_ENTRY], fields, as_written=as_written)
         table, schema = self._columns(None, stats, None, fields), tree_schema(stats)
         rows = iceberg_root(table, schema, stats, self.location, fields, spec_id=max(types.spec_fields))
         return rows if as_written else _with_ordered_bounds(rows, stats, frozenset(fields.values()))

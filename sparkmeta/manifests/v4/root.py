@@ -415,8 +415,8 @@ class _Checks:
             if column.null_count < len(column):
                 self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
 
-    def refuse(self, name: str, values: pa.Array, wrong: pa.BooleanArray, problem: str) -> None:
-        for row in indices_where(wrong).to_pylist() if wrong.true_count else ():
+    def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
+        for row in indices_where(wrong).to_pylist() if whole(wrong).true_count else ():
             kind = self.table.column("content_type")[row].as_py()
             self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))
 

@@ -7,7 +7,7 @@ are on the driver.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,10 +52,17 @@ class Tree:
 
     Attributes:
         sources: the stats that hold partition values.
+        whole: returns the root with the stats of all columns; None if `root` has them.
     """
 
     root: Root
     sources: TupleSources
+    whole: Callable[[], Root] | None = None
+
+    def root_with(self, stats: Collection[int]) -> Root:
+        """Return the root with the stats of columns."""
+        known = {int(child.name) for child in self.root.table.schema.field(CONTENT_STATS).type}
+        return self.root if self.whole is None or known.issuperset(stats) else self.whole()
 
     @cached_property
     def upgraded_sequence_number(self) -> int:
