@@ -35,7 +35,7 @@ def partition_terms(spec: PartitionSpec, schema: Schema) -> list[str]:
 
 
 def _source_names(field: PartitionField | SortField, schema: Schema) -> str:
-    # Of transforms, only `UnknownTransform`s of partitioning.py have several sources.
+    # Only the transforms in spec/transforms.py may have several sources.
     sources = getattr(field.transform, "sources", ()) or (field.source_id,)
     return ", ".join(schema.find_column_name(source) or str(source) for source in sources)
 

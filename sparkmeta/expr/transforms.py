@@ -254,7 +254,7 @@ def _on_columns(bound: BooleanExpression, field: PartitionField, position: int) 
             return AlwaysTrue(), {}
         column = reference.field
         match leaf:
-            case BoundEqualTo() | BoundIn():
+            case BoundEqualTo() | BoundIn() if bucket.can_transform(column.field_type):
                 values = frozenset(hashed_bytes(value, column.field_type) for value in _literals(leaf))
                 return AlwaysTrue(), {column.field_id: values}
             case BoundIsNull():
