@@ -82,7 +82,8 @@ def scope_of(
         root: the state's root.
         busy: leaves not to rewrite.
         files: whether files of the root itself may move.
-        convertible: leaves in the layout of versions 1 to 3 that may be rewritten, rows of `state.manifests`.
+        convertible: leaves in the layout of versions 1 to 3 that may be rewritten, rows of `state.manifests`. With
+            them, leaves of other libraries may be rewritten. None for only leaves of this package.
 
     Raises:
         ValidationError: an option is not valid for the table.
@@ -105,10 +106,21 @@ def scope_of(
     leaves = _tree_leaves(state)
     owners = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
     old_leaves = leaves.slice(0, 0) if convertible is None else convertible
-    usable = _usable(state, root, pa.concat_tables([leaves, old_leaves]), options.row_filter, set(busy))
-    old_ordinals = frozenset(old_leaves.column(MANIFEST).to_pylist())
-    flushed, colocates = _flushed(state, root), state.layout.colocates
-    return Scope(root, usable, frozenset(owners), keys, sources, limits, flushed, old_ordinals, colocates=colocates)
+    foreign = leaves.slice(0, 0) if convertible is None else _foreign_leaves(state)
+    usable = _usable(state, root, pa.concat_tables([leaves, old_leaves, foreign]), options.row_filter, set(busy))
+    old_ordinals, foreign_ordinals = (frozenset(table.column(MANIFEST).to_pylist()) for table in (old_leaves, foreign))
+    return Scope(
+        root,
+        usable,
+        frozenset(owners),
+        keys,
+        sources,
+        limits,
+        _flushed(state, root),
+        old_ordinals,
+        foreign_ordinals,
+        colocates=state.layout.colocates,
+    )
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
@@ -197,6 +209,13 @@ def _tree_leaves(state: TableState) -> pa.Table:
     manifests = in_files(state.manifests)
     leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
     return leaves.filter(state.tree.has_layout_of_root(leaves))
+
+
+def _foreign_leaves(state: TableState) -> pa.Table:
+    """Return the rows of `state.manifests` for leaves of other libraries, if the root is of this package's layout."""
+    assert state.tree is not None
+    manifests = in_files(state.manifests)
+    return manifests.filter(state.tree.is_foreign(manifests)) if state.layout.spark_reads else manifests.slice(0, 0)
 
 
 def _usable(

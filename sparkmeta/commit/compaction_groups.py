@@ -151,7 +151,7 @@ class Reason(StrEnum):
     """Why a leaf or a file of the root is rewritten.
 
     Attributes:
-        LAYOUT: it has the layout of versions 1 to 3.
+        LAYOUT: it has the layout of versions 1 to 3, or may have another library's.
         MASKED: many of its entries are masked.
         SMALL: it is merged with its neighbours.
         OVERLAP: too many leaves overlap it in the order of the clustering columns.
@@ -253,6 +253,7 @@ class Scope:
         sources: spec id -> ids of the stats that hold partition values.
         flushed: locations of leaves that a flush wrote. A flush does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
+        foreign: row numbers of leaves that other libraries may have written, in whose statistics tasks find fields.
         rewrites_all: whether all leaves are rewritten, not only leaves that gain by it.
         colocates: whether the entries of data files in leaves have their deletion vectors.
     """
@@ -265,6 +266,7 @@ class Scope:
     limits: CompactionLimits
     flushed: frozenset[str] = frozenset()
     old: frozenset[int] = frozenset()
+    foreign: frozenset[int] = frozenset()
     rewrites_all: bool = False
     colocates: bool = False
 
@@ -320,8 +322,9 @@ class _Leaves:
 
     @cached_property
     def is_due(self) -> _Array:
-        """Whether a leaf is always rewritten: if all leaves are, or if it has the layout of versions 1 to 3."""
-        return self.usable if self.scope.rewrites_all else self.usable & _members(self.ordinals, self.scope.old)
+        """Whether a leaf is always rewritten: if all leaves are, or if it has another layout."""
+        others = self.scope.old | self.scope.foreign
+        return self.usable if self.scope.rewrites_all else self.usable & _members(self.ordinals, others)
 
     @cached_property
     def owners(self) -> list[str | None]:
@@ -482,7 +485,7 @@ class _SpecChoice:
         return overlapping
 
     def _oversized(self, grouped_rows: set[int]) -> list[_Array]:
-        """Return leaves of the layout of versions 1 to 3 that are too large for one task, in one group."""
+        """Return leaves of another layout that are too large for one task, in one group."""
         leaves, limits = self.leaves, self.scope.limits
         is_large = leaves.is_due & (leaves.live_bytes > _LARGE * limits.target_bytes)
         rows = np.asarray([row for row in np.flatnonzero(is_large).tolist() if row not in grouped_rows], np.int64)

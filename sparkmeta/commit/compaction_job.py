@@ -284,15 +284,16 @@ class RewriteJob:
         schema = key_schema(keys, stats)
         file_keys = key_table(self.files(group), keys).cast(schema)
         frames = []
-        if leaves := [ordinal for ordinal in group.leaves if ordinal not in self.scope.old]:
+        others = self.scope.old | self.scope.foreign
+        if leaves := [ordinal for ordinal in group.leaves if ordinal not in others]:
             projection = EntryProjection.of(("location",), None, {key: stats[key] for key in keys})
             columns = [
                 F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{index}") for index, key in enumerate(keys)
             ]
             rows = self.root.take(pa.array(leaves, pa.int64()))
             frames.append(leaf_frame(self.state, rows, projection).select(*columns, "location"))
-        if old_leaves := [ordinal for ordinal in group.leaves if ordinal in self.scope.old]:
-            bins = self._frame([self._bin(0, group, [ordinal], files=False) for ordinal in old_leaves])
+        if other_leaves := [ordinal for ordinal in group.leaves if ordinal in others]:
+            bins = self._frame([self._bin(0, group, [ordinal], files=False) for ordinal in other_leaves])
             frames.append(map_arrow(bins, partial(self.rewriting([]).read_keys, group.spec_id), schema))
         entries = pc.sum(self.root.column("record_count").take(pa.array(group.leaves, pa.int64()))).as_py()
         return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), file_keys, entries, ranges)

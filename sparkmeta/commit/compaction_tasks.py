@@ -114,7 +114,7 @@ class Rewriting:
                 yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the sort keys of all entries of bins, as `key_table`, for leaves in the layout of versions 1 to 3."""
+        """Yield the sort keys of all entries of bins, as `key_table`, for leaves that Spark does not read."""
         keys, stats = self.keys[spec_id], self.types.stats
         fields = {source: field_id for field_id, source in self.types.sources[spec_id]}
         partition = {fields[key]: stats[key] for key in keys if key in fields}
@@ -124,6 +124,11 @@ class Rewriting:
         schema = key_schema(keys, stats)
         for row in task_rows(batches):
             for leaf in row["leaves"]:
+                if leaf["file_format"] is None:
+                    entries = physical_entries(self.reader, leaf, self.types, self.locations, colocated=False)
+                    for table in entries:
+                        yield from self._key_table(table, spec_id).cast(schema).to_batches()
+                    continue
                 for batch in self._decoder.entries(leaf, projection):
                     paths = [
                         (PARTITION, str(fields[key])) if key in fields else (CONTENT_STATS, str(key), "lower_bound")

@@ -131,7 +131,7 @@ class CompactionSummary(SnapshotPlanSummary):
     Attributes:
         data_leaves: the data leaves to rewrite.
         delete_leaves: the delete leaves to rewrite.
-        converted_leaves: the data and delete leaves that have the layout of versions 1 to 3.
+        converted_leaves: the data and delete leaves that have the layout of versions 1 to 3 or of another library.
         moved_files: the files that move from the root into leaves.
         leaves_after: the expected number of new leaves.
         entries: the entries to read.
@@ -182,7 +182,8 @@ class CompactionSummary(SnapshotPlanSummary):
     def _converted(self) -> list[str]:
         if not self.converted_leaves:
             return []
-        return [f"  {self.converted_leaves} leaves have the layout of versions 1 to 3 and get the tree's"]
+        others = "the layout of versions 1 to 3 or of another library"
+        return [f"  {self.converted_leaves} leaves have {others} and get the tree's"]
 
     @property
     def _unchanged(self) -> list[str]:

@@ -22,16 +22,13 @@ from sparkmeta.errors import (
     ViewAlreadyExistsError,
 )
 from sparkmeta.operations.catalog_errors import catalog_errors, settled
+from sparkmeta.operations.metadata_files import METADATA
 from sparkmeta.operations.pointer import PointerCommit, PointerOperations, next_location, refuse_missing_namespace
 from sparkmeta.operations.table_operations import Outcome, failure, is_compressed, load_version, outcome_of
-from sparkmeta.operations.view_operations import (
-    DEFAULT_CODEC,
-    LoadedView,
-    refuse_other_view,
-    view_metadata_folder,
-)
-from sparkmeta.spec.table_properties import flag_property
+from sparkmeta.operations.view_operations import DEFAULT_CODEC, LoadedView, refuse_other_view
+from sparkmeta.spec.table_properties import METADATA_PATH, flag_property
 from sparkmeta.spec.view_metadata import parse_view_metadata, serialize_view_metadata
+from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
@@ -253,7 +250,8 @@ class SqlViewOperations:
             refuse_missing_namespace(self.catalog, self.names)
         compressed = is_compressed(new.properties, DEFAULT_CODEC)
         base_location = None if base is None else base.metadata_location
-        location = next_location(base_location, view_metadata_folder(new), compressed)
+        folder = new.properties.get(METADATA_PATH) or join(new.location, METADATA)
+        location = next_location(base_location, folder, compressed)
         text, files = serialize_view_metadata(new).encode(), self.files_at(location)
         try:
             files.write_new(location, gzip.compress(text, mtime=0) if compressed else text)

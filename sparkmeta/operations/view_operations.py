@@ -164,11 +164,6 @@ class FileSystemViewOperations:
             return Outcome.LOST if is_local(location) else Outcome.UNKNOWN
 
 
-def view_metadata_folder(metadata: ViewMetadata) -> str:
-    """Return the folder of a view's metadata files in a catalog that stores their locations."""
-    return metadata.properties.get(METADATA_PATH) or join(metadata.location, METADATA)
-
-
 def refuse_other_view(location: str, metadata: ViewMetadata, expected: UUID | None) -> None:
     """Raise ValidationError if a view was dropped and another one created in its place."""
     if expected is not None and metadata.view_uuid is not None and metadata.view_uuid != expected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from pyiceberg.types import DoubleType, LongType, NestedField, TimestampType
 
 import sparkmeta as sm
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from tests.frames import local_frame
 
 if TYPE_CHECKING:
@@ -189,3 +192,94 @@ def test_our_trees_have_no_foreign_leaves(table: sm.Table) -> None:
     assert tree is not None
     assert FOREIGN_KEY not in tree.root.properties
     assert not pc.any(tree.is_foreign(table.state.manifests)).as_py()
+
+
+# -- Compaction -------------------------------------------------------------------------------------------------------
+
+
+def mask_rows(table: sm.Table, folder: Path, name: str, *paths: str) -> sm.Table:
+    """Add a deletion vector for the first row of each file."""
+    spark = table.state.spark
+    bitmap = PositionBitmap.of([0])
+    written = write_puffin([deletion_vector_blob(write_deletion_vector(bitmap), path, 1) for path in paths])
+    (folder / name).write_bytes(written.data)
+    tuples = "struct(partition.ratio, unix_date(partition.ts_day) AS ts_day, partition.b) AS tuple"
+    listed = table.inspect.files().selectExpr("file_path", tuples).collect()
+    partitions = {row["file_path"]: row["tuple"].asDict() for row in listed}
+    rows = pa.table(
+        {
+            "content": pa.array([1] * len(paths), pa.int32()),
+            "file_path": [str(folder / name)] * len(paths),
+            "file_format": ["PUFFIN"] * len(paths),
+            "record_count": [1] * len(paths),
+            "file_size_in_bytes": [len(written.data)] * len(paths),
+            "partition": pa.array([partitions[path] for path in paths], TUPLE),
+            "referenced_data_file": [*paths],
+            "content_offset": [blob.offset for blob in written.blobs],
+            "content_size_in_bytes": [blob.length for blob in written.blobs],
+        }
+    )
+    with table.transaction() as tx:
+        tx.update_snapshot().row_delta(deletes=local_frame(spark, rows))
+    return table.refresh()
+
+
+def planned(table: sm.Table, row_filter: str) -> list[str]:
+    """Return the planned files with their deletes and statistics, wherever their entries are."""
+    columns = "file_path", "partition", "first_row_id", "data_sequence_number", "record_count"
+    deletes = "transform(deletes, d -> struct(d.file_path, d.content_offset, d.data_sequence_number)) AS deletes"
+    return sorted(map(str, table.scan(row_filter).plan_files().selectExpr(*columns, deletes).collect()))
+
+
+def foreign_leaves(table: sm.Table) -> list[str]:
+    tree = table.state.tree
+    assert tree is not None
+    manifests = table.state.manifests
+    locations: list[str] = manifests.filter(tree.is_foreign(manifests)).column("location").to_pylist()
+    return locations
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("affiliated", ["1", "100"])
+def test_compaction_replaces_foreign_leaves(
+    is_ordered: bool, affiliated: str, table: sm.Table, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Afterwards, Spark reads all leaves, and an expiry removes the old ones."""
+    with table.transaction() as tx:
+        tx.set_properties({"write.tree.affiliated-deletes": affiliated})
+    table = mask_rows(table.refresh(), tmp_path, "a.puffin", "x:f0-0", "x:f0-2", "x:f1-1")
+    theirs = make_foreign(table)
+    if not is_ordered:  # A foreign root, and one of ours that names foreign leaves.
+        theirs = append(theirs, files(spark, "new", [(0.5, 20, 1), (None, 21, 2)]))
+        with theirs.transaction() as tx:
+            tx.update_snapshot().delete(theirs.scan("ts >= '1970-01-08' and ts < '1970-01-09'").plan_files())
+        theirs = mask_rows(theirs.refresh(), tmp_path, "b.puffin", "x:f0-1", "x:new-0")
+    before, old_leaves = {row_filter: planned(theirs, row_filter) for row_filter in FILTERS}, foreign_leaves(theirs)
+    assert len(old_leaves) >= 3
+    options: dict[str, Any] = {"max_root_files": 0}
+    if is_ordered:
+        options |= {"cluster_by": ["ts_day"], "max_overlap": 0, "target_leaf_bytes": 4_000}
+    plan = theirs.maintenance.compact_manifests(**options)
+    assert plan.summary().converted_leaves == len(old_leaves)
+    text = f"{len(old_leaves)} leaves have the layout of versions 1 to 3 or of another library and get the tree's"
+    assert text in str(plan.summary())
+    compacted = plan.commit()
+    assert foreign_leaves(compacted) == []
+    assert {row_filter: planned(compacted, row_filter) for row_filter in FILTERS} == before
+    assert compacted.check().collect() == []
+    again = compacted.maintenance.compact_manifests(**options).summary()
+    assert again.converted_leaves == 0
+    listed = {row["path"] for row in compacted.inspect.manifests().collect()}
+    assert not listed.intersection(old_leaves)
+    expiry = compacted.maintenance.expire_snapshots(older_than=dt.datetime.now(dt.UTC), retain_last=1)
+    assert {row["file_path"] for row in expiry.to_df().collect()} >= {*old_leaves}
+
+
+def test_only_foreign_leaves_that_a_filter_may_match(table: sm.Table) -> None:
+    theirs = make_foreign(table)
+    filtered = theirs.maintenance.compact_manifests("ts >= '1970-01-08'", max_root_files=0).commit()
+    assert len(foreign_leaves(filtered)) == 1
+    assert plans(filtered) == plans(theirs)
+    everything = filtered.maintenance.compact_manifests().commit()
+    assert foreign_leaves(everything) == []
+    assert plans(everything) == plans(theirs)
