@@ -6,7 +6,6 @@ Without Spark: tasks import this to read the lists of many snapshots.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -146,23 +145,10 @@ def _written_fields(format_version: int) -> tuple[Sequence[NestedField], Any]:
 
 
 def _records(data: bytes, header: Header, location: str) -> Iterator[dict[str, Any]]:
-    schema = _read_schema(json.dumps(header.schema), location)
+    canonical = canonical_schema(header.schema, location, LIST_FIELDS)
+    schema = parse(by_field_ids(canonical, location), location)
     for block in read_blocks(data, header, location):
         yield from block_records(data, block, header, schema, location)
-
-
-def _read_schema(text: str, location: str) -> dict[str, Any]:
-    """Return the schema to read lists with, for the JSON of their Avro schema."""
-    if (schema := _read_schemas.get(text)) is None:
-        canonical = canonical_schema(json.loads(text), location, LIST_FIELDS)
-        schema = parse(by_field_ids(canonical, location), location)
-        if len(_read_schemas) < _MOST_SCHEMAS:
-            _read_schemas[text] = schema
-    return schema
-
-
-_read_schemas: dict[str, dict[str, Any]] = {}
-_MOST_SCHEMAS = 64
 
 
 def _column(field: FieldSpec, records: list[dict[str, Any]], location: str) -> pa.Array:

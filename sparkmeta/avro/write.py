@@ -148,23 +148,20 @@ def _encoding(kind: Any, value: Any) -> bytes:
         return _NULL if value is None else _PRESENT + _encoding(next(each for each in kind if each != "null"), value)
     if isinstance(kind, dict):
         match kind["type"]:
-            case "array" if isinstance(kind["items"], dict) and kind["items"]["type"] == "record":
-                return _block([_pair(kind["items"]["fields"], item) for item in value or ()])
             case "array":
                 return _block([_encoding(kind["items"], item) for item in value or ()])
             case "map":
-                return _block([_pair(({"type": "string"}, {"type": kind["values"]}), item) for item in value or ()])
+                return _block([_encoding("string", key) + _encoding(kind["values"], item) for key, item in value or ()])
+            case "record":  # a pair of a map with keys of another type
+                pairs = zip(kind["fields"], value, strict=True)
+                return b"".join(_encoding(field["type"], item) for field, item in pairs)
             case "fixed":
-                return value or _NOTHING
+                return bytes(value or _NOTHING)
         return _encoding(kind["type"], value)
     if kind in ("int", "long"):
         return _number(value or 0)
-    content = value.encode() if isinstance(value, str) else value or _NOTHING
+    content: bytes = value.encode() if isinstance(value, str) else value or _NOTHING
     return _number(len(content)) + content if kind in ("bytes", "string") else content
-
-
-def _pair(fields: Sequence[Mapping[str, Any]], item: tuple[Any, Any]) -> bytes:
-    return b"".join(_encoding(field["type"], value) for field, value in zip(fields, item, strict=True))
 
 
 def _block(items: Sequence[bytes]) -> bytes:
@@ -311,12 +308,7 @@ class ManifestFormat:
     @property
     def encoded(self) -> dict[str, Any]:
         """The schema of encoded entries, by field ids. Fixed values are bytes, as in Java's library."""
-        return _encoded_schema(json.dumps(self.schema))[0]
-
-    @property
-    def encoder(self) -> ColumnEncoder:
-        """The encoder of entries."""
-        return _encoded_schema(json.dumps(self.schema))[1]
+        return _encoded_schema(json.dumps(self.schema))
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -325,11 +317,9 @@ class ManifestFormat:
 
 
 @lru_cache(maxsize=64)
-def _encoded_schema(text: str) -> tuple[dict[str, Any], ColumnEncoder]:
-    """Return the schema of encoded entries, and their encoder, for the JSON of an Avro schema."""
+def _encoded_schema(text: str) -> dict[str, Any]:
     schema = json.loads(text)
-    encoded = by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
-    return encoded, ColumnEncoder(fixed_sizes(encoded))
+    return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
 
 
 _CONTENTS = ("data", "deletes")
@@ -461,7 +451,8 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
     values = {field_id: _value(entries, path) for field_id, path in V3_ENTRY_PATHS.items()}
     values |= {field_id: pa.repeat(pa.scalar(value), len(entries)) for field_id, value in REQUIRED_DEFAULTS.items()
                if field_id not in values}  # fmt: skip
-    schema, encoder = form.encoded, form.encoder
+    schema = form.encoded
+    encoder = ColumnEncoder(fixed_sizes(schema))
     record = record_of(schema, DATA_FILE_FIELD_ID, "data_file")
     assert record is not None
     encoded = [

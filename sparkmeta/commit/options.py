@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import NAME, Options, option
 from sparkmeta.spec.metadata import has_tree
-from sparkmeta.spec.metadata_model import of_definitions
 from sparkmeta.spec.summary import summary_properties
 from sparkmeta.spec.table_properties import flag_property, number_property
 
@@ -43,7 +42,6 @@ class ListOptions:
     merges: bool = True
 
     @staticmethod
-    @of_definitions
     def of(metadata: TableMetadata) -> ListOptions:
         """Return the options of a table. Raises ValidationError for an invalid value."""
         properties, location = metadata.properties, metadata.location
@@ -85,7 +83,6 @@ class TreeOptions:
     compact_entries: int = 0
 
     @staticmethod
-    @of_definitions
     def of(metadata: TableMetadata) -> TreeOptions:
         """Return the options of a table. Raises ValidationError for a value that is not a whole number."""
         properties, location = metadata.properties, metadata.location

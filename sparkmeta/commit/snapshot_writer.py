@@ -25,6 +25,7 @@ from sparkmeta.commit.options import ListOptions, TreeOptions
 from sparkmeta.commit.other_table import ListedTable, new_vectors, refuse_deletes, refuse_other_deletes
 from sparkmeta.entries.live import may_be_live
 from sparkmeta.manifests.v4.root import in_files, same_manifest_dv
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
@@ -125,13 +126,15 @@ class ListWriter:
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`.
 
-        The format version and snapshot id must be the same, since manifests contain them. The table must still have the
-        partition specs and schemas that readers need to understand the manifests.
+        The format version and snapshot id must be the same, since manifests contain them, and the folder, in which the
+        list makes their names durable. The table must still have the partition specs and schemas that readers need to
+        understand the manifests.
         """
         if self._written_for is None or has_tree(head.metadata):
             return not has_tree(head.metadata)
         snapshot_id, written_for = self._written_for
-        is_same = (written_for.format_version, snapshot_id) == (head.metadata.format_version, self.names.snapshot_id)
+        same = (written_for.format_version, snapshot_id, metadata_folder(written_for))
+        is_same = same == (head.metadata.format_version, self.names.snapshot_id, metadata_folder(head.metadata))
         return is_same and not lacks_definitions(head.metadata, written_for)
 
     def begin(self, head: TableState) -> TableState:

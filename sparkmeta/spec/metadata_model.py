@@ -7,8 +7,8 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, overload
 
 from pydantic import (
     BaseModel,
@@ -46,9 +46,7 @@ from sparkmeta.spec.partitioning import (
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-_Result = TypeVar("_Result")
+    from collections.abc import Mapping
 
 
 # -- Snapshots, refs, logs and statistics files -----------------------------------------------------------------------
@@ -137,7 +135,6 @@ class Snapshot(snapshots.Snapshot):
 
     @cached_property
     def texts(self) -> dict[Locations | None, str]:
-        """The results of `snapshot_text`."""
         return {}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -355,15 +352,9 @@ class PartitionStatisticsFile(statistics.PartitionStatisticsFile):
 _COUNTERS = {"last_sequence_number", "next_row_id"}
 # The fields that a new snapshot or file changes.
 _HISTORY = _COUNTERS | {
-    "current_snapshot_id",
-    "last_updated_ms",
-    "metadata_log",
+    "snapshots", "refs", "current_snapshot_id", "snapshot_log", "metadata_log", "last_updated_ms", "statistics",
     "partition_statistics",
-    "refs",
-    "snapshot_log",
-    "snapshots",
-    "statistics",
-}
+}  # fmt: skip
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
@@ -604,18 +595,6 @@ class TableMetadataV4(TableMetadataV3):
         if self.layout_revision is None:
             return [partition_spec_to_json(spec) for spec in specs]
         return [without_empty_fields(referring_spec_json(spec, self.expressions)) for spec in specs]
-
-
-def of_definitions(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-    """Decorate a function of table metadata that does not depend on snapshots, so that versions share its results."""
-
-    @wraps(function)
-    def derived(metadata: Any) -> _Result:
-        if function not in metadata.derived:
-            metadata.derived[function] = function(metadata)
-        return cast("_Result", metadata.derived[function])
-
-    return derived
 
 
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:

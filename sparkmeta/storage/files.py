@@ -164,11 +164,7 @@ class Files(Protocol):
     def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:
         """Write a file with a unique name, such as one with a UUID.
 
-        Args:
-            location: the file.
-            data: its content.
-            syncs_name: whether the name is durable at once on a disk. Otherwise the next file of the folder makes it
-                durable, if its name is synced.
+        Without `syncs_name`, a crash of the machine may lose the name until a later one in its folder is synced.
         """
 
     def publish(self, location: str, data: bytes) -> None:
@@ -181,13 +177,7 @@ class Files(Protocol):
         """
 
     def overwrite(self, location: str, data: bytes, *, syncs: bool = True) -> None:
-        """Write a file atomically, replacing an existing one.
-
-        Args:
-            location: the file.
-            data: its content.
-            syncs: whether it is durable at once on a disk. Otherwise the file may be torn after a crash of the machine.
-        """
+        """Write a file atomically, replacing an existing one. Without `syncs`, a crash of the machine may tear it."""
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         """Delete files, in order on a disk, and return the failures. Missing files are ignored."""

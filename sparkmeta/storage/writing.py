@@ -91,10 +91,7 @@ def is_temporary(location: str) -> bool:
 
 
 def write_new_local(location: str, data: bytes, *, syncs_name: bool = True) -> None:
-    """Write a new file and sync it to disk, and its name unless a later write does.
-
-    Raises FileAlreadyExistsError if it exists.
-    """
+    """Write a new file and sync it to disk; see `Files.write_new`. Raises FileAlreadyExistsError if it exists."""
     target = Path(local_path(location))
     with _temporary(target, data) as temporary:
         try:

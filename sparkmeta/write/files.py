@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -140,19 +139,6 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
         ValidationError: a table property is not valid.
         UnsupportedError: tasks can't write the table's files.
     """
-    metadata, types = state.metadata, state.types
-    if keys is not None or schema is not metadata.schema():
-        return _data_file_tasks(state, schema, keys)
-    for_types, made = metadata.derived.get(data_file_tasks, (None, None))
-    if for_types is not types:
-        made = _data_file_tasks(state, schema, keys)
-        metadata.derived[data_file_tasks] = types, made
-    tasks: DataFileTasks = copy(made)
-    vars(tasks).update(writer=executor_writer(state.files), name=str(uuid.uuid4()))
-    return tasks
-
-
-def _data_file_tasks(state: TableState, schema: Schema, keys: Schema | None) -> DataFileTasks:
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)

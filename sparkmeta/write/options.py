@@ -14,7 +14,6 @@ from pyiceberg.schema import index_by_name
 from pyiceberg.types import BooleanType, PrimitiveType
 
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.spec.metadata_model import of_definitions
 from sparkmeta.spec.table_properties import choice_property, flag_property, fraction_property, number_property
 
 if TYPE_CHECKING:
@@ -93,7 +92,6 @@ class WriteOptions:
     shuffled_bytes: int
 
     @staticmethod
-    @of_definitions
     def of(metadata: TableMetadata) -> WriteOptions:
         """Return the options of a table.
 

@@ -32,7 +32,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     fsync = os.fsync
 
     def counted(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         counts[path.name if is_folder else f"a file in {path.parent.name}"] += 1
         fsync(descriptor)
@@ -65,7 +65,7 @@ def test_statements(tmp_path: Path, version: int) -> None:
     statements: list[str] = []
 
     def executed(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement.split()[0])
+        statements.append(statement.split(maxsplit=1)[0])
 
     event.listen(sqlalchemy.Engine, "before_cursor_execute", executed)
     try:
