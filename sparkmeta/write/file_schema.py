@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.arrow_types import FILE_VARIANT
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, default_scalar, uuid_bytes, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
@@ -68,6 +69,8 @@ def file_type(column: IcebergColumn, file_format: str) -> pa.DataType:
             return pa.list_(children[0])
         case "map":
             return pa.map_(children[0], children[1])
+        case "variant":
+            return FILE_VARIANT
         case "uuid" if file_format == "parquet":
             return pa.uuid()
         case "time" if file_format == "orc":
@@ -119,10 +122,10 @@ class FileColumns:
         if array is None and column.default is not None:
             return pa.repeat(default_scalar(column.default, kind), row_count)
         if array is None or pa.types.is_null(array.type):
-            if column.type != "struct":
+            if column.type not in ("struct", "variant"):
                 return pa.nulls(row_count, kind)
             # Its required fields must have values.
-            array = pa.nulls(row_count, pa.struct([]))
+            array = pa.nulls(row_count, pa.struct([]) if column.type == "struct" else kind)
         match column.type:
             case "struct":
                 return self._struct(array, column, kind, path)
@@ -131,7 +134,7 @@ class FileColumns:
             case "map":
                 return self._map(array, column, kind, path)
         try:
-            return _primitive(array, column.type, kind)
+            return _variant(array, kind) if column.type == "variant" else _primitive(array, column.type, kind)
         except (pa.ArrowException, ValueError) as error:
             problem = " ".join(str(error).split())[:200]
             raise ValidationError(f"{self.table}: column {'.'.join(path)} of type {column.type}: {problem}") from error
@@ -196,6 +199,14 @@ def _without_nulls(array: pa.Array) -> pa.Array:
         return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
     _, *data_buffers = array.buffers()
     return pa.Array.from_buffers(kind, len(array), [None, *data_buffers], offset=array.offset)
+
+
+def _variant(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
+    parts = [pc.fill_null(pc.struct_field(array, field.name).cast(pa.binary()), b"") for field in kind]
+    for field, part in zip(kind, parts, strict=True):
+        if pc.any(pc.and_(array.is_valid(), pc.equal(pc.binary_length(part), 0))).as_py():
+            raise ValueError(f"a variant has no bytes of {field.name}")
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
 
 
 def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:

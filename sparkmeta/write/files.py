@@ -31,7 +31,7 @@ from sparkmeta.session import advised_shuffles, local_frame, map_arrow, material
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
-from sparkmeta.write.input import check_columns, field_value, positional_names, written_columns
+from sparkmeta.write.input import check_columns, field_value, positional_names, refuse_kinds, written_columns
 from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.write.options import WriteOptions
 from sparkmeta.write.tasks import (
@@ -141,6 +141,8 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
+    if options.file_format == "orc":
+        refuse_kinds(schema, metadata.location, ("variant",), "which Iceberg's Java library can't write to ORC files")
     columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
     location_provider = LocationProvider.of(
