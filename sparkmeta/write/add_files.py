@@ -158,7 +158,7 @@ def describe_rows(
         check_other_tables: see `describe_files`.
     """
     refuse_types(state.metadata.schema(), state.metadata.location)
-    refuse_kinds(state.metadata.schema(), state.metadata.location, ("variant",), "and files with it can't be added")
+    refuse_kinds(state.metadata.schema(), state.metadata.location, "variant|geo", "and files with it can't be added")
     refuse_transforms(state, state.metadata.sort_order())
     tasks = existing_files(state, check_other_tables=check_other_tables)
     if count is None:

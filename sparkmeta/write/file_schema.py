@@ -5,6 +5,8 @@ Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,10 +21,14 @@ from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 
+SHAPES: Final = ("geometry", "geography")
+"""The beginnings of the names of types of shapes, which are stored as WKB."""
+
 UNWRITTEN: Final = "unknown"
 """The type of columns that are not written to files."""
 
 _DAY_MICROS: Final = 86_400_000_000
+_SHAPE: Final = re.compile(r"(geometry|geography)(?:\('([^']*)'(?:, '(\w+)')?\))?")
 _TEMPORAL: Final = {
     "time": pa.time64("us"),
     "timestamp_ns": pa.timestamp("ns"),
@@ -35,6 +41,36 @@ _ORC_ATTRIBUTES: Final = {
     "timestamp_ns": {"iceberg.timestamp-unit": "NANOS"},
     "timestamptz_ns": {"iceberg.timestamp-unit": "NANOS"},
 }
+
+
+class Shape(pa.ExtensionType):  # type: ignore[misc]
+    """The type of shapes in WKB, for which Arrow's writer marks a column as GEOMETRY or GEOGRAPHY."""
+
+    def __init__(self, description: str) -> None:
+        """Make the type.
+
+        Args:
+            description: the JSON of GeoArrow: the coordinate reference system, and the edges unless they are planar.
+        """
+        self._description = description
+        super().__init__(pa.binary(), "geoarrow.wkb")
+
+    @staticmethod
+    def of(type_name: str) -> Shape:
+        """Return the type of an Iceberg type. Without a coordinate reference system, both have the same default."""
+        match = _SHAPE.fullmatch(type_name)
+        assert match is not None
+        parts = {"crs": match[2], "edges": "spherical" if match[1] == "geography" else None}
+        return Shape(json.dumps({name: value for name, value in parts.items() if value}))
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        """Return the description."""
+        return self._description.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Shape:
+        """Return the type of a description."""
+        return cls(serialized.decode())
 
 
 def written(columns: Sequence[IcebergColumn]) -> tuple[IcebergColumn, ...]:
@@ -75,6 +111,8 @@ def file_type(column: IcebergColumn, file_format: str) -> pa.DataType:
             return pa.uuid()
         case "time" if file_format == "orc":
             return pa.int64()
+    if column.type.startswith(SHAPES) and file_format == "parquet":
+        return Shape.of(column.type)
     if column.type in _TEMPORAL:
         return _TEMPORAL[column.type]
     if column.type.startswith("fixed") and file_format != "orc":
@@ -218,6 +256,8 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         if isinstance(kind, pa.UuidType):
             return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(UUID_BYTES)))
         return values.cast(kind)
+    if isinstance(kind, Shape):
+        return pa.ExtensionArray.from_storage(kind, array.cast(pa.binary()))
     if type_name.startswith("fixed"):
         return _of_length(array, int(type_name[len("fixed[") : -1])).cast(kind)
     if type_name == "time":

@@ -62,6 +62,12 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 # The first format version whose rows have ids.
 _LINEAGE_SINCE: Final = 3
+# By file format: a pattern of the names of types that can't be written, and why.
+_REFUSED: Final = {
+    "parquet": ("geography.*'(?!spherical')[a-z]+'\\)", "whose edges pyarrow can't mark in Parquet files"),
+    "orc": ("variant|geo", "which Iceberg's Spark writer can't write to ORC files"),
+    "avro": ("geo", "which Iceberg's Spark writer can't write to Avro files"),
+}
 # The driver holds the rows of at most this many written files.
 _FEW_RESULTS: Final = 1_000
 
@@ -141,8 +147,7 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
-    if options.file_format == "orc":
-        refuse_kinds(schema, metadata.location, ("variant",), "which Iceberg's Java library can't write to ORC files")
+    refuse_kinds(schema, metadata.location, *_REFUSED[options.file_format])
     columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
     location_provider = LocationProvider.of(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,11 +314,16 @@ class Written:
         size: the size in bytes.
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
+        boxes: the lower and the upper bound of geometries, by field id.
     """
 
     size: int
     split_offsets: list[int]
     column_sizes: dict[int, int]
+    boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+
+_POINT: Final = struct.Struct("<dd")
 
 
 class ParquetOutput:
@@ -394,7 +400,8 @@ class ParquetOutput:
             for index, (column, _) in enumerate(columns):
                 if column in self._sized:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
-        return Written(size, offsets, sizes)
+        boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
+        return Written(size, offsets, sizes, {column: box for column, box in boxes.items() if box is not None})
 
     def abort(self) -> None:
         """Release the file without finishing it."""
@@ -402,6 +409,29 @@ class ParquetOutput:
         if self._opened is not None:
             self._opened.is_open = False
         self._sink.close()
+
+
+def _box(footer: pq.FileMetaData, index: int) -> tuple[bytes, bytes] | None:
+    """Return the bounds of a column of geometries: the least and the greatest x and y, as Java's writers do.
+
+    None if the column is of another type or has no coordinates, or if bytes are no geometry of ISO WKB.
+    """
+    if footer.schema.column(index).logical_type.type != "GEOMETRY":
+        return None
+    groups = [footer.row_group(number).column(index).geo_statistics for number in range(footer.num_row_groups)]
+    if None in groups:
+        return None
+    found = [group for group in groups if group.xmin is not None and group.ymin is not None]
+    if not found:
+        return None
+    lower, upper = (
+        (min(each.xmin for each in found), min(each.ymin for each in found)),
+        (
+            max(each.xmax for each in found),
+            max(each.ymax for each in found),
+        ),
+    )
+    return _POINT.pack(*lower), _POINT.pack(*upper)
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:

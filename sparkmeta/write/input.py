@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -114,7 +115,6 @@ def refuse_types(schema: Schema, table: str) -> None:
     Columns of type unknown are not written. Files and structs need at least one written column, and lists and maps need
     written elements.
     """
-    refuse_kinds(schema, table, ("geometry", "geography"), "which can't be written")
 
     def refuse(field: NestedField, path: tuple[str, ...]) -> None:
         inside = (*path, field.name)
@@ -135,18 +135,18 @@ def refuse_types(schema: Schema, table: str) -> None:
         raise UnsupportedError(f"{table}: the table has no column that a file can have")
 
 
-def refuse_kinds(schema: Schema, table: str, kinds: tuple[str, ...], problem: str) -> None:
+def refuse_kinds(schema: Schema, table: str, pattern: str, problem: str) -> None:
     """Raise UnsupportedError for a schema with a column of some types.
 
     Args:
         schema: the schema.
         table: the table, for the error.
-        kinds: the beginnings of the names of the types.
+        pattern: a regular expression that the beginnings of the types' names match.
         problem: the end of the error's text.
     """
     for field_id in sorted(schema.field_ids):
         kind = str(schema.find_type(field_id))
-        if kind.startswith(kinds):
+        if re.match(pattern, kind):
             raise UnsupportedError(f"{table}: column {schema.find_column_name(field_id)} is of type {kind}, {problem}")
 
 

@@ -102,6 +102,11 @@ class FileMetrics:
     _least: dict[int, pa.Scalar] = field(default_factory=dict)
     _most: dict[int, pa.Scalar] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
+    _boxes: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def add_boxes(self, boxes: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """Add the bounds of geometries, which the writer of the file knows."""
+        self._boxes = boxes
 
     def add(self, table: pa.Table) -> None:
         """Add rows in the schema of the file."""
@@ -159,6 +164,8 @@ class FileMetrics:
         """Return lower_bounds and upper_bounds, serialized."""
         lower, upper = {}, {}
         for leaf in self.leaves:
+            if leaf.id in self._boxes and leaf.length != COUNTS_ONLY:
+                lower[leaf.id], upper[leaf.id] = self._boxes[leaf.id]
             if leaf.id not in self._least:
                 continue
             least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
