@@ -50,7 +50,8 @@ def leaf_row(
         size: the leaf's file size in bytes.
         sources: ids of the stats that hold the spec's partition values. A null upper bound of these equals the lower
             one; if both are null, the value is null.
-        unordered: ids of stats whose bounds have no agreed order (UUIDs), or none as bytes. They are aggregated only if all are equal.
+        unordered: ids of stats whose bounds have no agreed order (UUIDs), or none as bytes. They are aggregated only if
+            all are equal.
     """
     live = kept_rows(entries, is_live(entries))
     data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
