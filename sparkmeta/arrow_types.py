@@ -30,13 +30,12 @@ _ARROW_TYPES: Final = {kind: arrow for arrow, kind in _PRIMITIVES.items()}
 # A session may be configured to return the large types.
 _SPARK_TYPES: Final = _PRIMITIVES | {pa.large_string(): spark.StringType(), pa.large_binary(): spark.BinaryType()}
 
-# Spark reads a struct as a variant if the field `metadata` has this metadata.
-_VARIANT: Final = pa.struct(
-    [
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
-    ]
-)
+# Spark reads a struct of these two fields as a variant if the field `metadata` has this metadata.
+_METADATA: Final = pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"})
+_VALUE: Final = pa.field("value", pa.binary(), nullable=False)
+_VARIANT: Final = pa.struct([_VALUE, _METADATA])
+FILE_VARIANT: Final = pa.struct([_METADATA, _VALUE])
+"""The type of variants in data files, with the order of fields of Iceberg's Java library."""
 
 
 def spark_schema(schema: pa.Schema) -> spark.StructType:
@@ -59,7 +58,17 @@ def arrow_schema(row_type: spark.StructType) -> pa.Schema:
 
 def is_variant(kind: pa.DataType) -> bool:
     """Return whether Spark reads values of an Arrow type as variants."""
-    return bool(kind.equals(_VARIANT, check_metadata=True))
+    if not pa.types.is_struct(kind) or {field.name for field in kind} != {"value", "metadata"}:
+        return False
+    return bool(kind.field("metadata").metadata == _METADATA.metadata)
+
+
+def marked_variant(kind: pa.DataType) -> pa.DataType:
+    """Return a struct of binary fields `metadata` and `value` as the type of variants, other types unchanged."""
+    names = {field.name for field in kind} if pa.types.is_struct(kind) else set()
+    if names != {"value", "metadata"}:
+        return kind
+    return pa.struct([field.with_metadata(_METADATA.metadata if field.name == "metadata" else None) for field in kind])
 
 
 def spark_type_of(kind: pa.DataType) -> spark.DataType:

@@ -20,6 +20,7 @@ from sparkmeta.expr.arrays import UUID_BYTES, field_id, uuid_texts
 from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.orc import OrcSeconds
 from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Source
+from sparkmeta.rows.variants import rebuilt
 from sparkmeta.storage.content import translated_read_errors
 
 if TYPE_CHECKING:
@@ -250,10 +251,9 @@ def _offsets(array: pa.Array) -> tuple[pa.Int32Array, int, int]:
 
 
 def _variant(array: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
-    stored = {field.name: child for field, child in zip(array.type, array.flatten(), strict=True)}
-    if stored.keys() != {"metadata", "value"}:
-        raise ValueError(f"a variant of the fields {', '.join(stored)}: shredded variants can't be read")
-    children = [pc.fill_null(stored[field.name].cast(pa.binary()), b"") for field in kind]
+    metadata, values = rebuilt(array)
+    parts = {"metadata": pc.fill_null(metadata, b""), "value": values}
+    children = [parts[field.name] for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
 

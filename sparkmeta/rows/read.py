@@ -218,15 +218,10 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
 
 
 def are_few(scan: RowScan, files: Iterable[PlannedFiles]) -> bool:
-    """Return whether one task reads files in the time in which Spark starts several.
-
-    Only Spark reads all variants.
-    """
-    schema, count, size = scan.filter.schema, 0, 0
+    """Return whether one task reads files in the time in which Spark starts several."""
+    count, size = 0, 0
     for each in files:
         count, size = count + len(each), size + int(each.numbers("file_size_in_bytes").sum())
-    if any(str(schema.find_field(field_id).field_type) == "variant" for field_id in schema.field_ids):
-        return False
     access = scan.state.access
     return access.tasks is not None and access.driver_opens(count <= masks.DRIVER_REQUESTS) and size <= PART_BYTES
 

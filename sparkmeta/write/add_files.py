@@ -47,7 +47,7 @@ from sparkmeta.write.existing_tasks import (
     FilePartitions,
 )
 from sparkmeta.write.files import checkpointed, refuse_transforms
-from sparkmeta.write.input import refuse_types, written_columns
+from sparkmeta.write.input import refuse_kinds, refuse_types, written_columns
 from sparkmeta.write.metrics import TableColumns, metric_leaves, names_of, sized_leaves
 from sparkmeta.write.tasks import PROBLEM
 
@@ -166,6 +166,7 @@ def describe_rows(
         check_other_tables: see `describe_files`.
     """
     refuse_types(state.metadata.schema(), state.metadata.location)
+    refuse_kinds(state.metadata.schema(), state.metadata.location, "variant|geo", "and files with it can't be added")
     refuse_transforms(state, state.metadata.sort_order())
     for field in state.metadata.spec().fields:
         if isinstance(field.transform, ColumnsBucket):
@@ -221,7 +222,7 @@ def existing_files(state: TableState, *, check_other_tables: bool, full_bounds: 
         name_mapping(metadata) or own_names(columns),
         {field_id: frozenset(names) for field_id, names in names_by_id.items()},
         metric_leaves(written, modes),
-        frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
+        sized_leaves(written, modes),
     )
     case_sensitive = is_case_sensitive(state.spark)
     top_level = {field.name: field.field_id for field in schema.fields}

@@ -22,7 +22,7 @@ from sparkmeta.write.delete_tasks import MASK_SCHEMA, position_masks
 from sparkmeta.write.file_schema import FileColumns, file_schema
 from sparkmeta.write.input import check_schema, written_columns
 from sparkmeta.write.matching import FILE, POSITION, Matching
-from sparkmeta.write.merge import has_map, key_names, range_of_rows, upsert_keys
+from sparkmeta.write.merge import has_incomparable, key_names, range_of_rows, upsert_keys
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -203,7 +203,7 @@ class FewUpsert:
         differs = np.zeros(len(matched), bool)
         kinds = {field.name: field.field_type for field in self.matching.state.metadata.schema().fields}
         for name in self.value_columns:
-            if has_map(kinds[name]):  # Spark can't compare these
+            if has_incomparable(kinds[name]):  # Spark can't compare these
                 differs[:] = True
             else:
                 pair = pa.table([old_rows.column(name), new_rows.column(name)], ["old", "new"])

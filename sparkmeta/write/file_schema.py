@@ -5,6 +5,8 @@ Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.arrow_types import FILE_VARIANT
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, uuid_bytes, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
@@ -19,10 +22,14 @@ from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 
+SHAPES: Final = ("geometry", "geography")
+"""The beginnings of the names of types of shapes, which are stored as WKB."""
+
 UNWRITTEN: Final = "unknown"
 """The type of columns that are not written to files."""
 
 _DAY_MICROS: Final = 86_400_000_000
+_SHAPE: Final = re.compile(r"(geometry|geography)(?:\('([^']*)'(?:, '(\w+)')?\))?")
 _TEMPORAL: Final = {
     "time": pa.time64("us"),
     "timestamp_ns": pa.timestamp("ns"),
@@ -35,6 +42,36 @@ _ORC_ATTRIBUTES: Final = {
     "timestamp_ns": {"iceberg.timestamp-unit": "NANOS"},
     "timestamptz_ns": {"iceberg.timestamp-unit": "NANOS"},
 }
+
+
+class Shape(pa.ExtensionType):  # type: ignore[misc]
+    """The type of shapes in WKB, for which Arrow's writer marks a column as GEOMETRY or GEOGRAPHY."""
+
+    def __init__(self, description: str) -> None:
+        """Make the type.
+
+        Args:
+            description: the JSON of GeoArrow: the coordinate reference system, and the edges unless they are planar.
+        """
+        self._description = description
+        super().__init__(pa.binary(), "geoarrow.wkb")
+
+    @staticmethod
+    def of(type_name: str) -> Shape:
+        """Return the type of an Iceberg type. Without a coordinate reference system, both have the same default."""
+        match = _SHAPE.fullmatch(type_name)
+        assert match is not None
+        parts = {"crs": match[2], "edges": "spherical" if match[1] == "geography" else None}
+        return Shape(json.dumps({name: value for name, value in parts.items() if value}))
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        """Return the description."""
+        return self._description.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Shape:
+        """Return the type of a description."""
+        return cls(serialized.decode())
 
 
 def written(columns: Sequence[IcebergColumn]) -> tuple[IcebergColumn, ...]:
@@ -69,10 +106,14 @@ def file_type(column: IcebergColumn, file_format: str) -> pa.DataType:
             return pa.list_(children[0])
         case "map":
             return pa.map_(children[0], children[1])
+        case "variant":
+            return FILE_VARIANT
         case "uuid" if file_format == "parquet":
             return pa.uuid()
         case "time" if file_format == "orc":
             return pa.int64()
+    if column.type.startswith(SHAPES) and file_format == "parquet":
+        return Shape.of(column.type)
     if column.type in _TEMPORAL:
         return _TEMPORAL[column.type]
     if column.type.startswith("fixed") and file_format != "orc":
@@ -120,10 +161,10 @@ class FileColumns:
         if array is None and column.default is not None:
             return repeated_default(column, kind, row_count)
         if array is None or pa.types.is_null(array.type):
-            if column.type != "struct":
+            if column.type not in ("struct", "variant"):
                 return pa.nulls(row_count, kind)
             # Its required fields must have values.
-            array = pa.nulls(row_count, pa.struct([]))
+            array = pa.nulls(row_count, pa.struct([]) if column.type == "struct" else kind)
         match column.type:
             case "struct":
                 return self._struct(array, column, kind, path)
@@ -132,7 +173,7 @@ class FileColumns:
             case "map":
                 return self._map(array, column, kind, path)
         try:
-            return _primitive(array, column.type, kind)
+            return _variant(array, kind) if column.type == "variant" else _primitive(array, column.type, kind)
         except (pa.ArrowException, ValueError) as error:
             problem = " ".join(str(error).split())[:200]
             raise ValidationError(f"{self.table}: column {'.'.join(path)} of type {column.type}: {problem}") from error
@@ -199,6 +240,14 @@ def _without_nulls(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [None, *data_buffers], offset=array.offset)
 
 
+def _variant(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
+    parts = [pc.fill_null(pc.struct_field(array, field.name).cast(pa.binary()), b"") for field in kind]
+    for field, part in zip(kind, parts, strict=True):
+        if pc.any(pc.and_(array.is_valid(), pc.equal(pc.binary_length(part), 0))).as_py():
+            raise ValueError(f"a variant has no bytes of {field.name}")
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
+
+
 def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
@@ -208,6 +257,8 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         if isinstance(kind, pa.UuidType):
             return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(UUID_BYTES)))
         return values.cast(kind)
+    if isinstance(kind, Shape):
+        return pa.ExtensionArray.from_storage(kind, array.cast(pa.binary()))
     if type_name.startswith("fixed"):
         return _of_length(array, int(type_name[len("fixed[") : -1])).cast(kind)
     if type_name == "time":

@@ -32,7 +32,7 @@ from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.spec.transforms import ColumnsBucket, is_unknown
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
-from sparkmeta.write.input import check_columns, field_value, positional_names, written_columns
+from sparkmeta.write.input import check_columns, field_value, positional_names, refuse_kinds, written_columns
 from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.write.options import WriteOptions
 from sparkmeta.write.tasks import (
@@ -63,6 +63,12 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 # The first format version whose rows have ids.
 _LINEAGE_SINCE: Final = 3
+# By file format: a pattern of the names of types that can't be written, and why.
+_REFUSED: Final = {
+    "parquet": ("geography.*'(?!spherical')[a-z]+'\\)", "whose edges pyarrow can't mark in Parquet files"),
+    "orc": ("variant|geo", "which Iceberg's Spark writer can't write to ORC files"),
+    "avro": ("geo", "which Iceberg's Spark writer can't write to Avro files"),
+}
 # The driver holds the rows of at most this many written files.
 _FEW_RESULTS: Final = 1_000
 
@@ -142,6 +148,7 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
+    refuse_kinds(schema, metadata.location, *_REFUSED[options.file_format])
     columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
     location_provider = LocationProvider.of(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from sparkmeta.arrow_types import FILE_VARIANT, is_variant
 from sparkmeta.avro.container import SYNC_SIZE, container_blocks, container_header, deflater
 from sparkmeta.avro.schema import fixed_sizes, named_once
 from sparkmeta.avro.write import ColumnEncoder
@@ -40,6 +42,7 @@ from sparkmeta.rows.orc import (
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.write.file_schema import written
+from sparkmeta.write.parquet_footer import FooterSink
 
 if TYPE_CHECKING:
     from sparkmeta.write.options import WriteOptions
@@ -97,6 +100,9 @@ def _value_type(column: IcebergColumn) -> Any:
             return {"type": "array", "items": _type(element), "element-id": element.id}
         case "map":
             return _map(*column.children)
+        case "variant":
+            fields = [{"name": field.name, "type": "bytes"} for field in FILE_VARIANT]
+            return {"type": "record", "name": f"r{column.id}", "fields": fields, "logicalType": "variant"}
     if column.type.startswith("decimal"):
         precision, scale = map(int, column.type[len("decimal(") : -1].split(","))
         attributes = {"logicalType": "decimal", "precision": precision, "scale": scale}
@@ -308,18 +314,23 @@ class Written:
         size: the size in bytes.
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
+        boxes: the lower and the upper bound of geometries, by field id.
     """
 
     size: int
     split_offsets: list[int]
     column_sizes: dict[int, int]
+    boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+
+_POINT: Final = struct.Struct("<dd")
 
 
 class ParquetOutput:
     """A Parquet file being written, one row group at a time."""
 
     def __init__(
-        self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: Sequence[int | None], notes: Mapping[str, str]
+        self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: frozenset[int], notes: Mapping[str, str]
     ) -> None:
         """Open the file.
 
@@ -327,10 +338,12 @@ class ParquetOutput:
             sink: the output stream.
             schema: the schema of the rows, with field ids.
             options: how to write it.
-            sized: the field ids of all primitive columns in order; None for columns whose size is not reported.
+            sized: the field ids of the columns whose size is reported.
             notes: key-value metadata of the footer.
         """
         self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes
+        variants = frozenset(_variants(schema))
+        self._changed = FooterSink(sink, variants) if variants else None
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
 
@@ -346,10 +359,10 @@ class ParquetOutput:
     def _writer(self, rows: int) -> pq.ParquetWriter:
         """Return Arrow's writer. Its Bloom filters are made for the rows of the first row group."""
         if self._opened is None:
-            options, columns = self._options, dict(_leaves(self._schema))
+            options, columns = self._options, [*_leaves(self._schema)]
             filters = _bloom_filters(options, columns, rows)
             self._opened = pq.ParquetWriter(
-                self._sink,
+                self._sink if self._changed is None else pa.PythonFile(self._changed, mode="w"),
                 self._schema,
                 compression=options.codec,
                 compression_level=options.level if options.codec != "none" else None,
@@ -370,19 +383,25 @@ class ParquetOutput:
 
     def close(self) -> Written:
         """Write the footer."""
-        self._writer(0).close()
+        writer = self._writer(0)
+        if self._changed is not None:
+            self._changed.hold()
+        writer.close()
+        if self._changed is not None:
+            self._changed.release()
         size = self.size
         self._sink.close()
         (footer,) = self._footers
         sizes: dict[int, int] = {}
-        offsets = []
+        offsets, columns = [], [*_leaves(self._schema)]
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
             offsets.append(row_group_start(group))
-            for index, column in enumerate(self._sized):
-                if column is not None:
+            for index, (column, _) in enumerate(columns):
+                if column in self._sized:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
-        return Written(size, offsets, sizes)
+        boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
+        return Written(size, offsets, sizes, {column: box for column, box in boxes.items() if box is not None})
 
     def abort(self) -> None:
         """Release the file without finishing it."""
@@ -392,44 +411,85 @@ class ParquetOutput:
         self._sink.close()
 
 
+def _box(footer: pq.FileMetaData, index: int) -> tuple[bytes, bytes] | None:
+    """Return the bounds of a column of geometries: the least and the greatest x and y, as Java's writers do.
+
+    None if the column is of another type or has no coordinates, or if bytes are no geometry of ISO WKB.
+    """
+    if footer.schema.column(index).logical_type.type != "GEOMETRY":
+        return None
+    groups = [footer.row_group(number).column(index).geo_statistics for number in range(footer.num_row_groups)]
+    if None in groups:
+        return None
+    found = [group for group in groups if group.xmin is not None and group.ymin is not None]
+    if not found:
+        return None
+    lower, upper = (
+        (min(each.xmin for each in found), min(each.ymin for each in found)),
+        (
+            max(each.xmax for each in found),
+            max(each.ymax for each in found),
+        ),
+    )
+    return _POINT.pack(*lower), _POINT.pack(*upper)
+
+
 def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:
     """Yield the field ids of primitive columns and their paths in Parquet."""
 
     def leaves(field: pa.Field, path: str) -> Iterator[tuple[int | None, str]]:
-        kind = field.type
-        if pa.types.is_struct(kind):
-            for child in kind:
-                yield from leaves(child, f"{path}.{child.name}")
-        elif pa.types.is_map(kind):
-            yield from leaves(kind.key_field, f"{path}.key_value.key")
-            yield from leaves(kind.item_field, f"{path}.key_value.value")
-        elif pa.types.is_list(kind):
-            yield from leaves(kind.value_field, f"{path}.list.element")
-        else:
+        children = _children(field.type, path)
+        if not children:
             yield field_id(field), path
+        for child, inside in children:
+            yield from leaves(child, inside)
 
     for column in schema:
         yield from leaves(column, column.name)
 
 
-def _columns_without(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
+def _variants(schema: pa.Schema) -> Iterator[str]:
+    """Yield the paths of variants in Parquet."""
+
+    def variants(field: pa.Field, path: str) -> Iterator[str]:
+        if is_variant(field.type):
+            yield path
+        else:
+            for child, inside in _children(field.type, path):
+                yield from variants(child, inside)
+
+    for column in schema:
+        yield from variants(column, column.name)
+
+
+def _children(kind: pa.DataType, path: str) -> list[tuple[pa.Field, str]]:
+    """Return the fields inside a type, with their paths in Parquet."""
+    if pa.types.is_struct(kind):
+        return [(child, f"{path}.{child.name}") for child in kind]
+    if pa.types.is_map(kind):
+        return [(kind.key_field, f"{path}.key_value.key"), (kind.item_field, f"{path}.key_value.value")]
+    return [(kind.value_field, f"{path}.list.element")] if pa.types.is_list(kind) else []
+
+
+def _columns_without(columns: Sequence[tuple[int | None, str]], without: Collection[int]) -> bool | list[str]:
     """Return the paths of all columns except the given ones; True for all columns."""
-    return [path for column, path in columns.items() if column not in without] if without else True
+    return [path for column, path in columns if column not in without] if without else True
 
 
 def _bloom_filters(
-    options: WriteOptions, columns: Mapping[int | None, str], rows: int
+    options: WriteOptions, columns: Sequence[tuple[int | None, str]], rows: int
 ) -> dict[str, dict[str, int | float]]:
     """Return the options of Bloom filters by path. A filter takes at most `bloom_bytes`, a power of 2."""
     filters = {}
-    for column, bloom_filter in options.bloom_filters.items():
-        if column in columns:
+    for column, path in columns:
+        bloom_filter = options.bloom_filters.get(column) if column is not None else None
+        if bloom_filter is not None:
             bits = 8 << (options.bloom_bytes.bit_length() - 1)
             # The number of values that have this share of false positives in this many bits (Parquet format, Bloom
             # filter).
             maximum = int(-bits / 8 * math.log(1 - bloom_filter.false_positives ** (1 / 8)))
             values = max(1, min(bloom_filter.values or rows, maximum))
-            filters[columns[column]] = {"ndv": values, "fpp": bloom_filter.false_positives}
+            filters[path] = {"ndv": values, "fpp": bloom_filter.false_positives}
     return filters
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 # The values that distribute and sort the rows are computed too.
 
 
-# Types that PySpark or Arrow's writers can't carry.
-_REFUSED: Final = ("variant", "geometry", "geography")
 _INTEGERS: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)
 
 
@@ -122,9 +121,6 @@ def refuse_types(schema: Schema, table: str) -> None:
     def refuse(field: NestedField, path: tuple[str, ...]) -> None:
         inside = (*path, field.name)
         kind = str(field.field_type)
-        if kind.startswith(_REFUSED):
-            problem = f"column {'.'.join(inside)} is of type {kind}, which Arrow's writers can't write"
-            raise UnsupportedError(f"{table}: {problem}")
         children = child_fields(field.field_type)
         unknown = [isinstance(child.field_type, UnknownType) for child in children]
         if isinstance(field.field_type, StructType) and all(unknown):
@@ -139,6 +135,21 @@ def refuse_types(schema: Schema, table: str) -> None:
         refuse(field, ())
     if all(isinstance(field.field_type, UnknownType) for field in schema.fields):
         raise UnsupportedError(f"{table}: the table has no column that a file can have")
+
+
+def refuse_kinds(schema: Schema, table: str, pattern: str, problem: str) -> None:
+    """Raise UnsupportedError for a schema with a column of some types.
+
+    Args:
+        schema: the schema.
+        table: the table, for the error.
+        pattern: a regular expression that the beginnings of the types' names match.
+        problem: the end of the error's text.
+    """
+    for field_id in sorted(schema.field_ids):
+        kind = str(schema.find_type(field_id))
+        if re.match(pattern, kind):
+            raise UnsupportedError(f"{table}: column {schema.find_column_name(field_id)} is of type {kind}, {problem}")
 
 
 def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, ...], table: str) -> None:

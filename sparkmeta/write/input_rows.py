@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyiceberg.types import ListType, MapType, StructType
 from pyspark.sql import DataFrame
 
-from sparkmeta.arrow_types import spark_type_of
+from sparkmeta.arrow_types import marked_variant, spark_type_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.rows.columns import type_name
 from sparkmeta.session import selectable_frame
@@ -129,6 +129,8 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
     if pa.types.is_dictionary(kind):
         return _typed(kind.value_type, wanted, as_numbers)
     if pa.types.is_struct(kind):
+        if str(wanted) == "variant":
+            kind = marked_variant(kind)
         inside = {field.name: field.field_type for field in wanted.fields} if isinstance(wanted, StructType) else {}
         fields = [field.with_type(_typed(field.type, inside.get(field.name), as_numbers)) for field in kind]
         # Arrow casts no null struct to one with required fields.

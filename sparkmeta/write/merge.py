@@ -23,6 +23,7 @@ from sparkmeta.errors import ValidationError, hint_at, shown
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.sql import quoted
 from sparkmeta.rows.columns import child_fields, type_name
+from sparkmeta.spec.schema import VariantType
 from sparkmeta.text import counted
 from sparkmeta.write.files import checkpointed
 from sparkmeta.write.input import (
@@ -786,8 +787,8 @@ def upsert_of(
     value_columns = [name for name in rows.columns if name not in names]
     clauses = []
     if updates and value_columns:
-        # Spark can't compare maps or types that contain them.
-        differs = [F.lit(True) if has_map(kinds[name]) else _differs(name) for name in value_columns]
+        # Spark can't compare maps, variants or types that contain them.
+        differs = [F.lit(True) if has_incomparable(kinds[name]) else _differs(name) for name in value_columns]
         clauses.append(Clause(When.MATCHED, reduce(or_, differs), Action.UPDATE))
     if inserts:
         clauses.append(Clause(When.NOT_MATCHED, None, Action.INSERT))
@@ -804,9 +805,11 @@ def upsert_keys(keys: Sequence[str] | None, schema: Schema, table: str) -> tuple
     return names
 
 
-def has_map(kind: IcebergType) -> bool:
-    """Return whether a type is a map or contains one."""
-    return isinstance(kind, MapType) or any(has_map(child.field_type) for child in child_fields(kind))
+def has_incomparable(kind: IcebergType) -> bool:
+    """Return whether a type is a map or variant, or contains one."""
+    return isinstance(kind, MapType | VariantType) or any(
+        has_incomparable(child.field_type) for child in child_fields(kind)
+    )
 
 
 def _differs(name: str) -> Column:

@@ -32,7 +32,7 @@ from sparkmeta.write.formats import leaf_names, parquet_kind, refuse
 _LEAST_SURROGATE: Final = 0xD800
 _MOST_SURROGATE: Final = 0xDFFF
 _MOST_CODE_POINT: Final = 0x10FFFF
-_SHAPES: Final = ("geometry", "geography")
+_UNBOUNDED: Final = ("geometry", "geography", "variant")
 _TRUNCATED: Final = ("string", "binary")
 
 
@@ -68,18 +68,17 @@ def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) ->
     return tuple(leaves(columns, ()))
 
 
-def sized_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> tuple[int | None, ...]:
-    """Return the ids of all primitive columns in file order; None for columns without metrics."""
+def sized_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> frozenset[int]:
+    """Return the ids of all primitive columns that have metrics."""
 
-    def leaves(children: Sequence[IcebergColumn]) -> Iterator[int | None]:
+    def leaves(children: Sequence[IcebergColumn]) -> Iterator[int]:
         for column in written(children):
             if column.children:
                 yield from leaves(column.children)
-            else:
-                assert column.id is not None
-                yield column.id if modes[column.id] != NO_METRICS else None
+            elif column.id is not None and modes[column.id] != NO_METRICS:
+                yield column.id
 
-    return tuple(leaves(columns))
+    return frozenset(leaves(columns))
 
 
 def leaf_ids(columns: Sequence[IcebergColumn]) -> tuple[int, ...]:
@@ -103,6 +102,11 @@ class FileMetrics:
     _least: dict[int, pa.Scalar] = field(default_factory=dict)
     _most: dict[int, pa.Scalar] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
+    _boxes: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def add_boxes(self, boxes: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """Add the bounds of geometries, which the writer of the file knows."""
+        self._boxes = boxes
 
     def add(self, table: pa.Table) -> None:
         """Add rows in the schema of the file."""
@@ -112,7 +116,7 @@ class FileMetrics:
             self._nulls[leaf.id] = self._nulls.get(leaf.id, 0) + values.null_count
             if leaf.type in _TRUNCATED:
                 self._bytes[leaf.id] = self._bytes.get(leaf.id, 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
-            has_bounds = leaf.length != COUNTS_ONLY and not leaf.type.startswith(_SHAPES)
+            has_bounds = leaf.length != COUNTS_ONLY and not leaf.type.startswith(_UNBOUNDED)
             if pa.types.is_floating(values.type):
                 is_nan = pc.is_nan(values)
                 self._nans[leaf.id] = self._nans.get(leaf.id, 0) + (pc.sum(is_nan).as_py() or 0)
@@ -160,6 +164,8 @@ class FileMetrics:
         """Return lower_bounds and upper_bounds, serialized."""
         lower, upper = {}, {}
         for leaf in self.leaves:
+            if leaf.id in self._boxes and leaf.length != COUNTS_ONLY:
+                lower[leaf.id], upper[leaf.id] = self._boxes[leaf.id]
             if leaf.id not in self._least:
                 continue
             least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
@@ -487,7 +493,7 @@ def metrics_of(leaves: Sequence[MeasuredColumn], facts: Mapping[int, Facts]) -> 
         maps["value_counts"][leaf.id] = column_facts.values
         if column_facts.nulls is not None:
             maps["null_value_counts"][leaf.id] = column_facts.nulls
-        if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_SHAPES):
+        if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_UNBOUNDED):
             continue
         least, most = truncated_bounds(leaf, column_facts.least, column_facts.most)
         maps["lower_bounds"][leaf.id] = _encoded_bound(least, leaf.type)

@@ -249,7 +249,9 @@ class PartitionFile:
         """Finish the open file."""
         assert self.output is not None
         assert self._metrics is not None
-        closed = ClosedFile(self.location, self.key, self.output.close(), self._metrics)
+        written = self.output.close()
+        self._metrics.add_boxes(written.boxes)
+        closed = ClosedFile(self.location, self.key, written, self._metrics)
         self.output = self._metrics = None
         self.opener.writer.sync(self.location)
         return closed

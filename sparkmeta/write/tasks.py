@@ -282,7 +282,7 @@ class DataFileTasks:
         location_provider: names the locations of files.
         name: the prefix of the files' names, unique to this write.
         leaves: the columns with metrics.
-        sized: the ids of all primitive columns in order; None for columns without metrics.
+        sized: the ids of the primitive columns that have metrics.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
         tuple_indices: for each field of `partition`, its index in the spec; None for fields of other specs.
@@ -296,7 +296,7 @@ class DataFileTasks:
     location_provider: LocationProvider
     name: str
     leaves: tuple[MeasuredColumn, ...]
-    sized: tuple[int | None, ...]
+    sized: frozenset[int]
     spec_id: int
     partition: pa.StructType | None
     tuple_indices: tuple[int | None, ...]

@@ -83,7 +83,7 @@ def written(table: TableMetadata, tmp_path: Path) -> Path:
     with pa.OSFile(str(path), "wb") as sink:
         match options.file_format:
             case "parquet":
-                output: Any = ParquetOutput(sink, schema, options, (None,) * 7, {})
+                output: Any = ParquetOutput(sink, schema, options, frozenset(), {})
             case "orc":
                 output = OrcOutput(sink, schema, options, "t")
             case _:

@@ -437,18 +437,25 @@ def _stats(content: pa.StructArray, types: TreeTypes) -> pa.StructArray | None:
 
 
 def _with_values_in_files(stats: pa.StructArray, types: Mapping[int, str]) -> pa.StructArray:
-    """Return stats with the types of bounds in files. Readers of this layout refuse an unknown tightness of bounds."""
+    """Return stats with the types of bounds in files, without bounds of shapes and variants, which have other types.
+
+    Readers of this layout refuse an unknown tightness of bounds.
+    """
     structs, kinds = [], []
     for kind, values in zip(stats.type, stats.flatten(), strict=True):
-        children = [
-            pc.fill_null(child, False)
-            if field.name == "tight_bounds"
-            else _in_file(child, types[int(kind.name)])
-            if field.name in BOUNDS
-            else child
-            for field, child in zip(kind.type, values.flatten(), strict=True)
-        ]
-        fields = [field.with_type(child.type) for field, child in zip(kind.type, children, strict=True)]
+        type_name = types[int(kind.name)]
+        has_bounds = not type_name.startswith(("geo", "variant"))
+        children, fields = [], []
+        for each, child in zip(kind.type, values.flatten(), strict=True):
+            if has_bounds and each.name in BOUNDS:
+                children.append(_in_file(child, type_name))
+            elif has_bounds and each.name == "tight_bounds":
+                children.append(pc.fill_null(child, False))
+            elif each.name not in (*BOUNDS, "tight_bounds"):
+                children.append(child)
+            else:
+                continue
+            fields.append(each.with_type(children[-1].type))
         structs.append(pa.StructArray.from_arrays(children, fields=fields, mask=values.is_null()))
         kinds.append(kind.with_type(structs[-1].type))
     return pa.StructArray.from_arrays(structs, fields=kinds, mask=stats.is_null())

@@ -50,7 +50,8 @@ def leaf_row(
         size: the leaf's file size in bytes.
         sources: ids of the stats that hold the spec's partition values. A null upper bound of these equals the lower
             one; if both are null, the value is null.
-        unordered: ids of stats whose bounds have no agreed order (UUIDs). They are aggregated only if all are equal.
+        unordered: ids of stats whose bounds have no agreed order (UUIDs), or none as bytes. They are aggregated only if
+            all are equal.
     """
     live = kept_rows(entries, is_live(entries))
     data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
@@ -185,8 +186,9 @@ class LeafFormat:
 
     @property
     def unordered(self) -> frozenset[int]:
-        """Ids of stats whose bounds have no agreed order; see `leaf_row`."""
-        return frozenset(field_id for field_id, name in self.stats.items() if name == "uuid")
+        """Ids of stats whose bounds have no agreed order, or none as bytes; see `leaf_row`."""
+        kinds = ("uuid", "geometry", "geography", "variant")
+        return frozenset(field_id for field_id, name in self.stats.items() if name.startswith(kinds))
 
 
 def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:

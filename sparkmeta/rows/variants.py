@@ -1,0 +1,260 @@
+"""Rebuild shredded variants (Parquet format, Variant Shredding and Variant Encoding). Spark tasks import this module.
+
+Primitive values are encoded in Arrow. Objects and arrays are joined in Python, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NULL: Final = b"\0"
+"""The variant null."""
+
+# Values of the lowest two bits of a value.
+_PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
+_TRUE, _FALSE = b"\x04", b"\x08"
+_BINARY_ID, _STRING_ID, _UUID_ID = 15, 16, 20
+# The width in bytes of a decimal -> its id.
+_DECIMALS: Final = {4: 8, 8: 9, 16: 10}
+_FIXED: Final = {
+    pa.int8(): 3,
+    pa.int16(): 4,
+    pa.int32(): 5,
+    pa.int64(): 6,
+    pa.float64(): 7,
+    pa.date32(): 11,
+    pa.timestamp("us"): 13,
+    pa.float32(): 14,
+    pa.time64("us"): 17,
+    pa.timestamp("ns"): 19,
+}
+_ZONED: Final = {"us": 12, "ns": 18}
+_SHORT: Final = 64
+_FEW: Final = 255
+_NO_NAMES: Final = b"\x01\0\0"
+
+Numbers = np.ndarray[Any, Any]
+
+
+def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
+    """Return the metadata and the values of shredded variants, of any content in null variants.
+
+    Raises:
+        ValueError: the fields are not those of a variant, or a value contradicts the specification.
+    """
+    stored = dict(zip((field.name for field in variants.type), variants.flatten(), strict=True))
+    metadata = stored.pop("metadata", None)
+    if metadata is None or not stored or not stored.keys() <= {"value", "typed_value"}:
+        raise ValueError(f"a variant of the fields {', '.join(field.name for field in variants.type)}")
+    metadata = metadata.cast(pa.binary())
+    if metadata.null_count > variants.null_count:
+        raise ValueError("a variant has no metadata")
+    if "typed_value" not in stored:
+        return metadata, pc.fill_null(stored["value"].cast(pa.binary()), NULL)
+    encoded = pc.fill_null(metadata, _NO_NAMES).dictionary_encode()
+    names = [_Names(each) for each in encoded.dictionary.to_pylist()]
+    values = _values(stored, len(variants), names, encoded.indices.to_numpy())
+    return metadata, pa.array([value or NULL for value in values], pa.binary())
+
+
+class _Names:
+    """The names of a variant's metadata, and the ids of the names."""
+
+    def __init__(self, metadata: bytes) -> None:
+        size = (metadata[0] >> 6) + 1
+        numbers = _numbers(metadata, 1, size, 1)
+        offsets = _numbers(metadata, 1 + size, size, numbers[0] + 1)
+        start = 1 + size * (numbers[0] + 2)
+        self.texts = [metadata[start + begin : start + end] for begin, end in pairwise(offsets)]
+        self.ids = {text: number for number, text in enumerate(self.texts)}
+
+
+def _values(
+    stored: Mapping[str, pa.Array], count: int, names: Sequence[_Names], codes: Numbers
+) -> Sequence[bytes | None]:
+    """Return the values of a group of the fields `value` and `typed_value`; None where the value is missing.
+
+    Args:
+        stored: the fields that the group has.
+        count: the number of groups.
+        names: the distinct names of the variants.
+        codes: the index in `names` for each group.
+    """
+    plain = stored["value"].cast(pa.binary()).to_pylist() if "value" in stored else [None] * count
+    typed = stored.get("typed_value")
+    if typed is None:
+        return plain
+    if isinstance(typed, pa.ExtensionArray):
+        typed = typed.storage
+    if pa.types.is_struct(typed.type):
+        return _objects(typed, plain, names, codes)
+    is_list = pa.types.is_list(typed.type)
+    values = _arrays(typed, names, codes) if is_list else _primitives(typed).to_pylist()
+    for value, other in zip(values, plain, strict=True):
+        if value is not None and other is not None:
+            raise ValueError("a shredded variant has two values")
+    return [other if value is None else value for value, other in zip(values, plain, strict=True)]
+
+
+def _objects(
+    typed: pa.StructArray, plain: Sequence[bytes | None], names: Sequence[_Names], codes: Numbers
+) -> list[bytes | None]:
+    """Return objects of shredded fields, with the fields of `plain`, which are not shredded."""
+    fields = {}
+    for field, group in zip(typed.type, typed.flatten(), strict=True):
+        inside = dict(zip((child.name for child in group.type), group.flatten(), strict=True))
+        fields[field.name.encode()] = _values(inside, len(typed), names, codes)
+    result: list[bytes | None] = []
+    for row, is_object in enumerate(typed.is_valid().to_pylist()):
+        other = plain[row]
+        if not is_object:
+            result.append(other)
+            continue
+        of_row = names[codes[row]]
+        present = {} if other is None else _fields(other, of_row)
+        for name, values in fields.items():
+            if (value := values[row]) is not None:
+                present[name] = value
+        result.append(_object(present, of_row))
+    return result
+
+
+def _arrays(typed: pa.ListArray, names: Sequence[_Names], codes: Numbers) -> list[bytes | None]:
+    offsets = typed.offsets.to_numpy()
+    elements = typed.values.slice(offsets[0], offsets[-1] - offsets[0])
+    inside = dict(zip((child.name for child in elements.type), elements.flatten(), strict=True))
+    values = _values(inside, len(elements), names, np.repeat(codes, np.diff(offsets)))
+    bounds = zip((offsets[:-1] - offsets[0]).tolist(), (offsets[1:] - offsets[0]).tolist(), strict=True)
+    return [
+        _array([value or NULL for value in values[start:end]]) if is_array else None
+        for (start, end), is_array in zip(bounds, typed.is_valid().to_pylist(), strict=True)
+    ]
+
+
+# -- Encode values ----------------------------------------------------------------------------------------------------
+
+
+def _primitives(values: pa.Array) -> pa.Array:
+    """Return the encoding of each value; null for nulls.
+
+    Raises:
+        ValueError: variants have no values of the type.
+    """
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        return pc.if_else(values, _TRUE, _FALSE)
+    if pa.types.is_decimal128(kind):
+        width = 4 if kind.precision <= 9 else 8 if kind.precision <= 18 else 16
+        return _with_header(values, bytes([_DECIMALS[width] << 2, kind.scale]), width)
+    if pa.types.is_fixed_size_binary(kind) and kind.byte_width == 16:
+        return _with_header(values, bytes([_UUID_ID << 2]), kind.byte_width)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _texts(values)
+    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    number = _ZONED.get(kind.unit) if zoned else _FIXED.get(kind)
+    if number is None:
+        raise ValueError(f"a variant has a typed_value of the type {kind}")
+    return _with_header(values, bytes([number << 2]), kind.byte_width)
+
+
+def _with_header(values: pa.Array, header: bytes, width: int) -> pa.Array:
+    """Return the first bytes of each value of a fixed width, after a header."""
+    count, size = len(values), values.type.byte_width
+    content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * size :][: count * size].reshape(count, size)
+    encoded = np.empty((count, len(header) + width), np.uint8)
+    encoded[:, : len(header)] = np.frombuffer(header, np.uint8)
+    encoded[:, len(header) :] = content[:, :width]
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * encoded.shape[1])
+    buffers = [None, offsets.buffers()[1], pa.py_buffer(encoded.tobytes())]
+    return pc.if_else(values.is_valid(), pa.Array.from_buffers(pa.binary(), count, buffers), None)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    content = values.cast(pa.binary())
+    lengths = pc.fill_null(pc.binary_length(content), 0)
+    number = _STRING_ID if pa.types.is_string(values.type) else _BINARY_ID
+    headers = _with_header(lengths, bytes([number << 2]), 4)
+    if number == _STRING_ID:
+        short = pa.array((lengths.to_numpy() << 2 | _SHORT_STRING).astype(np.uint8))
+        headers = pc.if_else(pc.less(lengths, _SHORT), _with_header(short, b"", 1), headers)
+    return pc.binary_join_element_wise(headers, content, b"")
+
+
+def _object(fields: Mapping[bytes, bytes], names: _Names) -> bytes:
+    """Return an object, whose fields are in the order of their names."""
+    ordered = sorted(fields)
+    for name in ordered:
+        if name not in names.ids:
+            raise ValueError(f"the metadata of a variant lacks the field {name.decode(errors='replace')}")
+    ids, values = [names.ids[name] for name in ordered], [fields[name] for name in ordered]
+    id_size = _size(max(ids, default=0))
+    listed = b"".join(number.to_bytes(id_size, "little") for number in ids)
+    return _nested(_OBJECT | id_size - 1 << 4, 6, listed, values)
+
+
+def _array(values: Sequence[bytes]) -> bytes:
+    return _nested(_ARRAY, 4, b"", values)
+
+
+def _nested(header: int, large_bit: int, ids: bytes, values: Sequence[bytes]) -> bytes:
+    """Return an object or array.
+
+    Args:
+        header: its header, without the size of offsets.
+        large_bit: the bit of the header for more than 255 values.
+        ids: the encoded ids of the names.
+        values: the values.
+    """
+    is_large = len(values) > _FEW
+    offsets = [0]
+    for value in values:
+        offsets.append(offsets[-1] + len(value))
+    size = _size(offsets[-1])
+    listed = b"".join(offset.to_bytes(size, "little") for offset in offsets)
+    count = len(values).to_bytes(4 if is_large else 1, "little")
+    return b"".join((bytes([header | size - 1 << 2 | is_large << large_bit]), count, ids, listed, *values))
+
+
+def _size(number: int) -> int:
+    return max(1, (number.bit_length() + 7) // 8)
+
+
+# -- Decode values ----------------------------------------------------------------------------------------------------
+
+
+def _fields(value: bytes, names: _Names) -> dict[bytes, bytes]:
+    """Return the fields of an object.
+
+    Raises:
+        ValueError: the value is no object.
+    """
+    header = value[0]
+    if header & 3 != _OBJECT:
+        raise ValueError("a shredded object has fields of another value that is no object")
+    offset_size, id_size, count_size = (header >> 2 & 3) + 1, (header >> 4 & 3) + 1, 4 if header >> 6 & 1 else 1
+    (count,) = _numbers(value, 1, count_size, 1)
+    position = 1 + count_size
+    ids = _numbers(value, position, id_size, count)
+    position += count * id_size
+    offsets = _numbers(value, position, offset_size, count + 1)
+    position += (count + 1) * offset_size
+    # Values may be in another order than their fields.
+    ends = dict(zip(ordered := sorted(set(offsets)), ordered[1:], strict=False))
+    return {
+        names.texts[number]: value[position + offset : position + ends[offset]]
+        for number, offset in zip(ids, offsets, strict=False)
+    }
+
+
+def _numbers(data: bytes, start: int, size: int, count: int) -> list[int]:
+    """Return unsigned numbers of `size` bytes."""
+    return [
+        int.from_bytes(data[position : position + size], "little")
+        for position in range(start, start + count * size, size)
+    ]
