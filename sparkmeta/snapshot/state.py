@@ -266,6 +266,13 @@ class TableState:
         return self.sessions.settings()
 
     @cached_property
+    def is_encrypted(self) -> bool:
+        """Whether files of the table may be encrypted."""
+        from sparkmeta.spec.metadata import is_encrypted
+
+        return is_encrypted(self.metadata)
+
+    @cached_property
     def types(self) -> TableTypes:
         """The types of values in the snapshot's manifests."""
         from sparkmeta.manifests.types import TableTypes
@@ -312,7 +319,9 @@ class TableState:
         from sparkmeta.manifests.reader import ManifestReader
 
         trees = self.types.tree_types if self.has_trees else None
-        return ManifestReader(self.sessions, self.settings, self.access, self.types, self.tree, trees)
+        return ManifestReader(
+            self.sessions, self.settings, self.access, self.types, self.tree, trees, self.is_encrypted
+        )
 
 
 def task_reader(state: TableState) -> ExecutorReader:
