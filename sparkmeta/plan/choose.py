@@ -19,7 +19,7 @@ from sparkmeta.expr.evaluate import where
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view
-from sparkmeta.plan.filter import DELETES, ScanFilter, data_projection, key_columns, tuple_filter
+from sparkmeta.plan.filter import DELETES, ScanFilter, data_projection, tuple_filter
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 from sparkmeta.reports import ScanResult
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
@@ -63,7 +63,7 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
     """Return the projection of deletion vectors, with a filter for those that may be needed."""
-    columns = (*DV_COLUMNS, *key_columns(scan_filter.state))
+    columns = (*DV_COLUMNS, *scan_filter.state.key_columns)
     return replace(scan_filter.state.projection(columns), entry_filter=tuple_filter(scan_filter))
 
 
@@ -75,7 +75,7 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
     """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
     needed = tuple_filter(scan_filter) if scan_filter.reads_all_rows else scan_filter.entry_filter
-    columns = (*_DELETE_COLUMNS, *key_columns(scan_filter.state))
+    columns = (*_DELETE_COLUMNS, *scan_filter.state.key_columns)
     return replace(scan_filter.state.projection(columns, stats), entry_filter=needed)
 
 

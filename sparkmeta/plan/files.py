@@ -56,7 +56,6 @@ from sparkmeta.plan.filter import (
     SharedTexts,
     data_projection,
     deletes_type,
-    key_columns,
     manifest_path,
     public_partition,
     public_partition_type,
@@ -212,7 +211,7 @@ def file_columns(state: TableState) -> dict[str, Sql]:
         "sort_order_id": sql.col("sort_order_id"),
         "first_row_id": sql.col("first_row_id"),
         "data_sequence_number": sql.col("version_info.sequence_number"),
-        **{name: sql.col(name) for name in key_columns(state)},
+        **{name: sql.col(name) for name in state.key_columns},
     }
 
 

@@ -411,14 +411,9 @@ def data_projection(
 ) -> EntryProjection:
     """Return the projection of data entries for planning: `columns`, and stats of undecided columns and `stats_ids`."""
     ids = {*scan_filter.undecided_ids, *stats_ids}
-    names = {*_DATA_COLUMNS, *key_columns(scan_filter.state), *columns}
+    names = {*_DATA_COLUMNS, *scan_filter.state.key_columns, *columns}
     projection = scan_filter.state.projection(names, ids)
     return replace(projection, entry_filter=scan_filter.entry_filter)
-
-
-def key_columns(state: TableState) -> list[str]:
-    """Return the column with the key metadata of files, if the table is encrypted."""
-    return [KEY_METADATA] if state.is_encrypted else []
 
 
 def tuple_filter(scan_filter: ScanFilter) -> EntryFilter:

@@ -26,7 +26,7 @@ from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.expr.sql import Aliased, Sql, quoted
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
-from sparkmeta.plan.filter import DELETES, key_columns, public_delete
+from sparkmeta.plan.filter import DELETES, public_delete
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.reports import ScanResult
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
@@ -489,7 +489,7 @@ class PlannedFiles:
         needed = partial(_needed, schema.names)
         named = sql.transform(sql.filter(deletes, names_file), needed).alias(FILE_DELETES)
         unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
-        names = (*_COLUMNS, *key_columns(state), *partition, PARTITION_KEY, *others)
+        names = (*_COLUMNS, *state.key_columns, *partition, PARTITION_KEY, *others)
         columns = [*sql.columns(*names), named]
         if all(isinstance(plan.rows, pa.Table) for plan in plans):
             rows = RowPlan.union(plans, state).rows

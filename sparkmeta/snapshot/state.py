@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError, UnsupportedError
 from sparkmeta.session import is_connect
 from sparkmeta.spec.iso_times import moment_of
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import executor_reader, how_tasks_can
 from sparkmeta.storage.location import is_local
@@ -271,6 +272,11 @@ class TableState:
         from sparkmeta.spec.metadata import is_encrypted
 
         return is_encrypted(self.metadata)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The column of entries with the key metadata of files, if the table is encrypted."""
+        return (KEY_METADATA,) if self.is_encrypted else ()
 
     @cached_property
     def types(self) -> TableTypes:

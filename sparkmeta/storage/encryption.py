@@ -11,7 +11,8 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkmeta.errors import EncryptionError, UnsupportedError
 
@@ -261,9 +262,85 @@ class Stream:
         return b"".join(blocks)
 
 
+class RangeSource(Protocol):
+    """Opens files: `Files` on the driver, `ExecutorReader` in tasks."""
+
+    def read(self, location: str) -> bytes: ...
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Decrypting:
+    """Reads a file with an encrypted stream."""
+
+    source: RangeSource
+    stream: Stream
+
+    def read(self, location: str) -> bytes:
+        """Return the content of the file."""
+        return self.stream.decrypted(self.source.read(location))
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        """Return a range of the file, up to its end."""
+        return self.stream.read_range(partial(self.source.read_range, location), offset, size)
+
+
 def decrypted(content: bytes, location: str, key_metadata: bytes | None) -> bytes:
     """Return the bytes of a file, decrypted as a stream if the file has key metadata."""
     return content if key_metadata is None else Stream.of(location, key_metadata).decrypted(content)
+
+
+# -- Encrypt streams --------------------------------------------------------------------------------------------------
+
+
+def encrypted(content: bytes, data_key_length: int | None) -> tuple[bytes, bytes | None]:
+    """Return a file as an encrypted stream under a new key, and its key metadata.
+
+    Args:
+        content: the file.
+        data_key_length: the length of the key in bytes; None to return the file as it is, without key metadata.
+    """
+    if data_key_length is None:
+        return content, None
+    key = FileKey.new(data_key_length)
+    stream = key.encrypted(content)
+    return stream, key.with_length(len(stream)).metadata()
+
+
+class EncryptingSink:
+    """An output stream that encrypts a file block by block."""
+
+    def __init__(self, sink: Any, key: FileKey) -> None:
+        self._sink, self._key, self._aes = sink, key, cipher(key.key)
+        self._pending = bytearray()
+        self._blocks = 0
+        sink.write(_HEADER)
+
+    def tell(self) -> int:
+        """Return the length of the encrypted file so far, if it ended here."""
+        return int(self._sink.tell()) + _NONCE + len(self._pending) + _TAG
+
+    def write(self, data: bytes) -> None:
+        """Write bytes."""
+        self._pending += data
+        while len(self._pending) > BLOCK:
+            self._write_block(self._pending[:BLOCK])
+            del self._pending[:BLOCK]
+
+    def finish(self) -> int:
+        """Write the last block, and return the length of the encrypted file."""
+        self._write_block(self._pending)
+        self._pending.clear()
+        return int(self._sink.tell())
+
+    def close(self) -> None:
+        """Close the stream, without its last block unless it was finished."""
+        self._sink.close()
+
+    def _write_block(self, block: bytearray) -> None:
+        self._sink.write(sealed(self._aes, bytes(block), self._key._aad(self._blocks)))
+        self._blocks += 1
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------------

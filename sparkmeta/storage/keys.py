@@ -17,14 +17,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkmeta.errors import EncryptionError, InvalidArgumentError, UnsupportedError
-from sparkmeta.spec.metadata import ENCRYPTION_KEY_ID, TableMetadata
-from sparkmeta.storage.encryption import KEY_LENGTHS, FileKey, cipher, sealed, unsealed
+from sparkmeta.spec.metadata import ENCRYPTION_KEY_ID, TableMetadata, is_encrypted
+from sparkmeta.storage.encryption import KEY_LENGTHS, cipher, sealed, unsealed
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.storage.files import Files
 
 KMS_TYPE, KMS_IMPL = "encryption.kms-type", "encryption.kms-impl"
+_ONLY_UNWRAPS = f"{KMS_IMPL} has no method wrap_key"
+# The format version of encrypted tables that are written.
+_FORMAT_VERSION = 3
 _DATA_KEY_LENGTH = "encryption.data-key-length"
 _TIMESTAMP = "KEY_TIMESTAMP"
 # Key encryption keys are replaced after two years, as by Iceberg's Java library.
@@ -52,9 +55,6 @@ class _Unwrapping:
     """A function that only unwraps keys: tables can be read, but not written."""
 
     unwrap_key: Callable[[bytes, str], bytes] = field(repr=False)
-
-    def wrap_key(self, key: bytes, key_id: str) -> bytes:  # noqa: ARG002
-        raise UnsupportedError(f"key {key_id}: {KMS_IMPL} is a function that unwraps keys: it can't wrap new ones")
 
 
 class AwsKeys:
@@ -116,7 +116,7 @@ _JAVA = {
 }
 
 
-def _key_client(properties: Mapping[str, Any]) -> KeyClient:
+def _key_client(properties: Mapping[str, Any]) -> KeyClient | _Unwrapping:
     """Return the key client that properties describe.
 
     Raises:
@@ -164,7 +164,7 @@ class TableKeys:
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._properties = properties
-        self._client: KeyClient | None = None
+        self._client: KeyClient | _Unwrapping | None = None
         # Wrapped key -> the key, and when it is forgotten.
         self._unwrapped: dict[bytes, tuple[bytes, float]] = {}
 
@@ -196,13 +196,18 @@ class TableKeys:
         self._unwrapped[wrapped] = key, time.monotonic() + _REMEMBERED
         return wrapped
 
+    def refuse_wrapping(self, key_id: str, table: str) -> None:
+        """Raise UnsupportedError if the key client can't wrap new keys."""
+        if self._client is None:
+            self._client = _key_client(self._properties)
+        if not hasattr(self._client, "wrap_key"):
+            raise UnsupportedError(f"{table}: the key client can't wrap a new key with key {key_id}: {_ONLY_UNWRAPS}")
+
     def _asked(self, verb: str, key: bytes, key_id: str, table: str) -> bytes:
         if self._client is None:
             self._client = _key_client(self._properties)
         try:
             answer = getattr(self._client, f"{verb}_key")(key, key_id)
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{table}: {error}") from None
         except Exception as error:  # noqa: BLE001  each service's client has its own errors
             # Without the cause or its text, either of which may contain keys.
             reason = f"the key client failed to {verb} a key with key {key_id}: {_reason(error)}"
@@ -278,22 +283,59 @@ def _keys(files: Files, table: str, why: str) -> TableKeys:
 # -- New keys ---------------------------------------------------------------------------------------------------------
 
 
-def data_key_length(metadata: TableMetadata) -> int:
-    """Return the length of a table's new data keys in bytes.
+def data_key_length(metadata: TableMetadata) -> int | None:
+    """Return the length of a table's new data keys in bytes; None if new files are not encrypted.
 
     Raises:
         InvalidArgumentError: the table's property is not a length of AES keys.
     """
+    if ENCRYPTION_KEY_ID not in metadata.properties:
+        return None
     text = metadata.properties.get(_DATA_KEY_LENGTH, "16")
     if text not in map(str, KEY_LENGTHS):
         raise InvalidArgumentError(f"{metadata.location}: {_DATA_KEY_LENGTH} is {text!r}, not 16, 24 or 32")
     return int(text)
 
 
-def with_manifest_list_key(files: Files, metadata: TableMetadata, key: FileKey) -> tuple[TableMetadata, str]:
-    """Return metadata with the key of a new manifest list, and the key's id.
+def refuse_encrypted_commit(files: Files, metadata: TableMetadata) -> None:
+    """Raise an error if no snapshot can be added to a table because it is encrypted.
+
+    Raises:
+        UnsupportedError: the table has another format version than 3 or lost its key id, or the key client can't wrap
+            a new key.
+        EncryptionError: no key client is configured, or it refuses.
+    """
+    if not is_encrypted(metadata):
+        return
+    location, problem = metadata.location, None
+    if metadata.format_version != _FORMAT_VERSION:
+        problem = f"it has format version {metadata.format_version}, not {_FORMAT_VERSION}"
+    elif ENCRYPTION_KEY_ID not in metadata.properties:
+        problem = f"its property {ENCRYPTION_KEY_ID} is missing"
+    if problem is not None:
+        raise UnsupportedError(f"{location}: the table is encrypted, and can't be committed to: {problem}")
+    data_key_length(metadata)
+    master = metadata.properties[ENCRYPTION_KEY_ID]
+    keys = _keys(files, location, f"the table is encrypted by key {master}")
+    wrapping = _wrapping(metadata)
+    if wrapping is None:
+        keys.refuse_wrapping(master, location)
+    else:
+        keys.unwrapped(wrapping, location)
+
+
+def with_manifest_list_key(
+    files: Files, metadata: TableMetadata, key_metadata: bytes, length: int
+) -> tuple[TableMetadata, str]:
+    """Return metadata with the key metadata of a new manifest list, and its id.
 
     The newest key encryption key of the table's master key encrypts it; there is a new one every two years.
+
+    Args:
+        files: has the key client.
+        metadata: the table's metadata.
+        key_metadata: the key metadata.
+        length: the length of a new key encryption key in bytes.
 
     Raises:
         EncryptionError: no key client is configured, or it refuses.
@@ -302,9 +344,9 @@ def with_manifest_list_key(files: Files, metadata: TableMetadata, key: FileKey) 
     location, master = metadata.location, metadata.properties[ENCRYPTION_KEY_ID]
     keys, now = _keys(files, location, f"the table is encrypted by key {master}"), int(time.time() * 1000)
     entries = list(_entries(metadata))
-    wrapping = next((entry for entry in reversed(entries) if _is_usable(entry, master, now)), None)
+    wrapping = _wrapping(metadata)
     if wrapping is None:
-        secret = os.urandom(data_key_length(metadata))
+        secret = os.urandom(length)
         wrapping = {
             "key-id": _new_id(),
             "encrypted-key-metadata": _text(keys.wrapped(secret, master, location)),
@@ -313,18 +355,22 @@ def with_manifest_list_key(files: Files, metadata: TableMetadata, key: FileKey) 
         }
         entries.append(dict(wrapping))
     aes = cipher(keys.unwrapped(wrapping, location))
-    encrypted = sealed(aes, key.metadata(), _timestamp(wrapping, location).encode())
+    encrypted = sealed(aes, key_metadata, _timestamp(wrapping, location).encode())
     key_id = _new_id()
     by_id = {"encrypted-by-id": wrapping["key-id"]}
     entries.append({"key-id": key_id, "encrypted-key-metadata": _text(encrypted)} | by_id)
     return metadata.model_copy(update={"encryption_keys": entries}), key_id
 
 
-def _is_usable(entry: Mapping[str, Any], master: str, now: int) -> bool:
-    """Return whether a key is a key encryption key of a master key, and young enough for new manifest lists."""
-    timestamp = str((entry.get("properties") or {}).get(_TIMESTAMP))
-    is_wrapping = entry.get("encrypted-by-id") == master and timestamp.isdecimal()
-    return is_wrapping and now - int(timestamp) < _LIFESPAN_MS
+def _wrapping(metadata: TableMetadata) -> Mapping[str, Any] | None:
+    """Return the newest key encryption key of the table's master key; None if it is too old for manifest lists."""
+    master, oldest = metadata.properties[ENCRYPTION_KEY_ID], int(time.time() * 1000) - _LIFESPAN_MS
+    entry: Mapping[str, Any]
+    for entry in reversed(_entries(metadata)):
+        timestamp = str((entry.get("properties") or {}).get(_TIMESTAMP))
+        if entry.get("encrypted-by-id") == master and timestamp.isdecimal() and int(timestamp) > oldest:
+            return entry
+    return None
 
 
 def _new_id() -> str:

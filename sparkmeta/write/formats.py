@@ -39,6 +39,7 @@ from sparkmeta.rows.orc import (
 )
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.storage.encryption import EncryptingSink, FileKey, parquet_encryption
 from sparkmeta.write.file_schema import written
 
 if TYPE_CHECKING:
@@ -308,11 +309,13 @@ class Written:
         size: the size in bytes.
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
+        key_metadata: the file's key metadata, if it is encrypted.
     """
 
     size: int
     split_offsets: list[int]
     column_sizes: dict[int, int]
+    key_metadata: bytes | None = None
 
 
 class ParquetOutput:
@@ -333,6 +336,7 @@ class ParquetOutput:
         self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
+        self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
 
     @property
     def size(self) -> int:
@@ -362,6 +366,7 @@ class ParquetOutput:
                 store_decimal_as_integer=True,
                 write_page_index=True,
                 metadata_collector=self._footers,
+                encryption_properties=None if self._key is None else parquet_encryption(self._key),
                 # pyarrow before 26 does not know the option.
                 **({"bloom_filter_options": filters} if filters else {}),
             )
@@ -382,7 +387,7 @@ class ParquetOutput:
             for index, column in enumerate(self._sized):
                 if column is not None:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
-        return Written(size, offsets, sizes)
+        return Written(size, offsets, sizes, None if self._key is None else self._key.with_length(size).metadata())
 
     def abort(self) -> None:
         """Release the file without finishing it."""
@@ -454,7 +459,9 @@ class AvroOutput:
             options: how to write it.
             notes: key-value metadata of the header.
         """
-        self._sink = sink
+        self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
+        self._sink = sink if self._key is None else EncryptingSink(sink, self._key)
+        sink = self._sink
         self._sync = os.urandom(SYNC_SIZE)
         self._pack = deflater(options.codec, options.level)
         schema = avro_schema(columns)
@@ -477,9 +484,13 @@ class AvroOutput:
 
     def close(self) -> Written:
         """Finish the file."""
-        size = self.size
+        if self._key is None:
+            size, key_metadata = self.size, None
+        else:
+            size = self._sink.finish()
+            key_metadata = self._key.with_length(size).metadata()
         self._sink.close()
-        return Written(size, [], {})
+        return Written(size, [], {}, key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""
