@@ -348,9 +348,22 @@ class EncryptingSink:
 
 def parquet_encryption(key: FileKey) -> Any:
     """Return pyarrow's properties to write an encrypted Parquet file."""
-    from pyarrow.parquet.encryption import create_encryption_properties
+    create = _of_arrow("create_encryption_properties")
+    return create(key.key, aad_prefix=key.aad_prefix, store_aad_prefix=False)
 
-    return create_encryption_properties(key.key, aad_prefix=key.aad_prefix, store_aad_prefix=False)
+
+def _of_arrow(name: str) -> Any:
+    """Return a function of pyarrow's encryption module. Raises UnsupportedError if the installed pyarrow lacks it."""
+    import pyarrow as pa
+
+    try:
+        from pyarrow.parquet import encryption
+
+        return getattr(encryption, name)
+    except (ImportError, AttributeError):
+        raise UnsupportedError(
+            f"encrypted Parquet files need a newer pyarrow than {pa.__version__}: no {name}"
+        ) from None
 
 
 # -- The keys of files that a task opens ------------------------------------------------------------------------------
@@ -385,7 +398,5 @@ class FileKeys:
         metadata = self._parquet.get(location)
         if metadata is None:
             return None
-        from pyarrow.parquet.encryption import create_decryption_properties
-
         key = FileKey.parse(metadata, location)
-        return create_decryption_properties(key.key, aad_prefix=key.aad_prefix or None)
+        return _of_arrow("create_decryption_properties")(key.key, aad_prefix=key.aad_prefix or None)

@@ -93,7 +93,8 @@ def main() -> None:
             spark.sql(f"CALL enc.system.register_table('db.{request['name']}', '{request['location']}')")
         for statement in request.get("sql", ()):
             spark.sql(statement.format(name))
-        print(RESULT, json.dumps(read(spark, name)), flush=True)
+        sys.stdout.write(f"{RESULT} {json.dumps(read(spark, name))}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -62,9 +62,7 @@ def test_key_metadata_is_parsed_as_it_is_written(length: int, file_length: int |
     ],
 )
 def test_invalid_key_metadata(metadata: bytes, problem: str) -> None:
-    with pytest.raises(
-        EncryptionError, match=rf"^t/f: its key_metadata (has|ends).*{problem}|^t/f.*{problem}"
-    ) as error:
+    with pytest.raises(EncryptionError, match=rf"^t/f: .*{problem}") as error:
         FileKey.parse(metadata, "t/f")
     assert "sixteen" not in str(error.value)
 
@@ -160,9 +158,9 @@ def test_a_stream_without_a_trusted_length() -> None:
 def test_additional_data_is_authenticated() -> None:
     aes = cipher(KEY)
     assert unsealed(aes, sealed(aes, b"content", b"aad"), b"aad", "it") == b"content"
-    with pytest.raises(EncryptionError, match="^it: the key is wrong"):
+    with pytest.raises(EncryptionError, match=r"^it: the key is wrong"):
         unsealed(aes, sealed(aes, b"content", b"aad"), b"other", "it")
-    with pytest.raises(EncryptionError, match="^it: the key is wrong"):
+    with pytest.raises(EncryptionError, match=r"^it: the key is wrong"):
         unsealed(aes, b"short", b"aad", "it")
 
 
