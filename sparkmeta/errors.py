@@ -158,6 +158,10 @@ class FileAccessError(SparkmetaError, OSError):
     """A file could not be opened or read, because permission is missing or its store does not respond."""
 
 
+class EncryptionError(SparkmetaError):
+    """An encrypted file can't be decrypted, since its key is missing, wrong or refused, or the file was changed."""
+
+
 class CatalogError(SparkmetaError, OSError):
     """A catalog refuses a request, fails or does not respond."""
 

@@ -26,6 +26,7 @@ from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.stream_epochs import earlier_epoch
 from sparkmeta.spec.summary import last_version, summary_of
 from sparkmeta.storage.files import files_for
+from sparkmeta.storage.keys import TableKeys
 from sparkmeta.storage.location import absolute
 from sparkmeta.write.changes import RequestedChange, RowChanges
 
@@ -447,13 +448,17 @@ class Table(BaseTable, RowChanges):
         return fact_table(self.full_name, facts) + (timeline(history) if len(history) > 1 else "")
 
 
-def load_table(location: str, spark: SparkSession | None = None) -> Table:
+def load_table(
+    location: str, spark: SparkSession | None = None, *, properties: Mapping[str, Any] | None = None
+) -> Table:
     """Load a table from its folder or from one of its metadata files (`.metadata.json`, possibly gzipped).
 
     Args:
         location: the folder, or the metadata file. A relative path starts at the current folder.
         spark: a session, classic or Connect. Defaults to the session that is active when one is needed, or else to a
             new local one. None is needed for metadata in files that Python opens.
+        properties: for an encrypted table, the properties of a catalog that name its key client, such as
+            `encryption.kms-type`.
 
     Raises:
         NoSuchTableError: there is no table.
@@ -461,16 +466,16 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
         ValidationError: two metadata files have the highest version.
         SessionError: the session was stopped.
     """
-    return open_location(location, SessionSource(spark))
+    return open_location(location, SessionSource(spark), TableKeys.of(properties or {}))
 
 
-def open_location(location: str, sessions: SessionSource) -> Table:
+def open_location(location: str, sessions: SessionSource, keys: TableKeys | None = None) -> Table:
     """Load a table; see `load_table`."""
     absolute_location = absolute(location)
     if is_metadata_file(absolute_location):
-        return open_metadata(absolute_location, sessions)
+        return open_metadata(absolute_location, sessions, keys=keys)
     try:
-        return open_table(absolute_location, sessions)
+        return open_table(absolute_location, sessions, files_for(sessions, absolute_location, keys=keys))
     except NoSuchTableError as error:
         if _IDENTIFIER.fullmatch(location) is None:
             raise
@@ -494,9 +499,15 @@ def open_table(folder: str, sessions: SessionSource, files: Files | None = None)
     return table_of(version, sessions, files, (folder,), operations)
 
 
-def open_metadata(location: str, sessions: SessionSource, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
+def open_metadata(
+    location: str,
+    sessions: SessionSource,
+    io: Any = None,
+    identifier: tuple[str, ...] = (),
+    keys: TableKeys | None = None,
+) -> Table:
     """Open a table at one of its metadata files, through a pyiceberg FileIO unless it is None."""
-    files = files_for(sessions, location, io)
+    files = files_for(sessions, location, io, keys)
     version = load_version(files, location)
     names = identifier or (version.metadata.location,)
     return table_of(version, sessions, files, names, StaticOperations(version))

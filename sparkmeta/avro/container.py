@@ -20,6 +20,7 @@ import pyarrow as pa
 from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, expanded_schema
 from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
 from sparkmeta.expr.arrays import field_id, with_field_id
+from sparkmeta.storage.encryption import KEY_METADATA, Stream, decrypted
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
@@ -71,11 +72,15 @@ _LONG_BYTES = 32 << 20
 
 
 def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Data:
-    """Return the bytes of a manifest, a row of `PART_SCHEMA`; `Windows` for a long Avro manifest."""
-    location = part["location"]
+    """Return the bytes of a manifest, a row of `PART_SCHEMA`, decrypted; `Windows` for a long Avro manifest."""
+    location, key = part["location"], part.get(KEY_METADATA)
     if part["file_format"] == "PARQUET" or (part["file_size_in_bytes"] or 0) <= _LONG_BYTES:
-        return files.read(location)
-    return Windows(partial(files.read_range, location), files.length(location), location)
+        return decrypted(files.read(location), location, key)
+    read = partial(files.read_range, location)
+    if key is None:
+        return Windows(read, files.length(location), location)
+    stream = Stream.of(location, key)
+    return Windows(partial(stream.read_range, read), stream.length, location)
 
 
 MAGIC = b"Obj\x01"

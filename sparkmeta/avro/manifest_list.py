@@ -19,7 +19,7 @@ from sparkmeta.avro.container import Header, block_records, read_blocks, read_he
 from sparkmeta.avro.schema import LIST_FIELDS, by_field_ids, canonical_schema, parse
 from sparkmeta.entries.locations import resolved
 from sparkmeta.entries.projection import MANIFEST
-from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
 from sparkmeta.expr.bounds import ANY, bound_arrow_type, inverted, known_bounds
 from sparkmeta.spec.entry import BOUNDS, MANIFEST_STATS, ContentType, FieldSpec
 from sparkmeta.spec.locations import Locations
@@ -212,6 +212,15 @@ def manifests_of_list(
     if summaries is not None:
         columns[SUMMARIES] = summaries
     return pa.table(columns)
+
+
+def refuse_encrypted_parquet(manifests: pa.Table | pa.RecordBatch, location: str) -> None:
+    """Raise UnsupportedError if a manifest, a row of `MANIFEST_FILE_SCHEMA`, is an encrypted Parquet file."""
+    paths = manifests.column("manifest_path")
+    encrypted = pc.and_(manifests.column("key_metadata").is_valid(), pc.ends_with(pc.utf8_lower(paths), ".parquet"))
+    if pc.any(encrypted).as_py():
+        path = paths.filter(encrypted)[0].as_py()
+        raise UnsupportedError(f"{location}: manifest {path} is an encrypted Parquet file, which can't be read")
 
 
 def _check_specs(manifests: pa.Table, spec_fields: Mapping[int, Any], location: str) -> None:

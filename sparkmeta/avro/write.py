@@ -35,6 +35,7 @@ from sparkmeta.expr.arrays import compact_lists, extremes, whole
 from sparkmeta.expr.bounds import as_numbers, encode_bounds
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, V3_ENTRY_PATHS
 from sparkmeta.spec.table_properties import choice_property
+from sparkmeta.storage.encryption import KEY_METADATA, encrypted
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ class ManifestFormat:
         target_bytes: the target size of a manifest.
         writer: writes the files.
         spec_tuples: see `EntryProjection`.
+        data_key_length: the length of the keys of encrypted manifests in bytes; None if manifests are not encrypted.
     """
 
     format_version: int
@@ -293,6 +295,7 @@ class ManifestFormat:
     target_bytes: int
     writer: ExecutorWriter
     spec_tuples: SpecTuples = ()
+    data_key_length: int | None = None
 
     @property
     def projection(self) -> EntryProjection:
@@ -371,6 +374,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
     sync = os.urandom(SYNC_SIZE)
     header = container_header(form.written_schema, _CODECS[form.codec], form.properties, sync)
     data = b"".join([header, *container_blocks(table.column(ENTRY).combine_chunks(), _packer(form), sync)])
+    data, key_metadata = encrypted(data, form.data_key_length)
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
     row = {
         "manifest_path": location,
@@ -379,6 +383,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         "content": form.content,
         **manifest_counts(table),
         "partitions": _summaries(table, form),
+        KEY_METADATA: key_metadata,
     }
     return data, pa.Table.from_pylist([row], schema=MANIFEST_FILE_SCHEMA)
 

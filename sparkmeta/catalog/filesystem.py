@@ -35,6 +35,7 @@ from sparkmeta.operations.metadata_files import (
 from sparkmeta.operations.table_operations import NewTableOperations, TableVersion, new_version
 from sparkmeta.session import SessionSource
 from sparkmeta.storage.files import files_for, warehouse_io
+from sparkmeta.storage.keys import TableKeys
 from sparkmeta.storage.location import join, normalize
 from sparkmeta.table import open_table, table_of
 
@@ -82,7 +83,7 @@ class FileSystemCatalog(Catalog):
         """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier, 1)
         sessions = self.sessions.for_caller(spark)
-        files = files_for(sessions, self.warehouse, self._io)
+        files = files_for(sessions, self.warehouse, self._io, self._keys)
         return replace(open_table(self._folder(names), sessions, files), identifier=names)
 
     def _create_table(
@@ -115,7 +116,8 @@ class FileSystemCatalog(Catalog):
 
     def _files_at(self, location: str, spark: SparkSession | None) -> Files:
         """See `Catalog._files_at`."""
-        return files_for(self.sessions.for_caller(spark), location, warehouse_io(self.properties, location))
+        io = warehouse_io(self.properties, location)
+        return files_for(self.sessions.for_caller(spark), location, io, self._keys)
 
     def register_table(
         self,
@@ -261,7 +263,8 @@ class FileSystemCatalog(Catalog):
             raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
-        return FileSystemViews(self.warehouse, files_for(self.sessions.for_caller(spark), self.warehouse, self._io))
+        files = files_for(self.sessions.for_caller(spark), self.warehouse, self._io, self._keys)
+        return FileSystemViews(self.warehouse, files)
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
         """Return the sorted first names of the tables and views `depth` levels below a namespace."""
@@ -273,6 +276,10 @@ class FileSystemCatalog(Catalog):
 
     def _namespace_file(self, names: tuple[str, ...]) -> str:
         return join(self._folder(names), _NAMESPACE_FILE)
+
+    @cached_property
+    def _keys(self) -> TableKeys | None:
+        return TableKeys.of(self.properties)
 
     @cached_property
     def _io(self) -> FileIO | None:

@@ -7,6 +7,7 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
@@ -57,6 +58,7 @@ from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.content import VendedIO, expiry
 from sparkmeta.storage.files import files_for
+from sparkmeta.storage.keys import TableKeys
 from sparkmeta.storage.location import join, normalize, parents
 from sparkmeta.table import open_metadata, table_of
 
@@ -97,6 +99,10 @@ class IcebergCatalog(Catalog):
     def _configuration(self) -> Mapping[str, str]:
         return self.pyiceberg.properties
 
+    @cached_property
+    def _keys(self) -> TableKeys | None:
+        return TableKeys.of(self.pyiceberg.properties)
+
     def _with_sessions(self, sessions: SessionSource) -> IcebergCatalog:
         """See `with_sessions`."""
         return replace(self, sessions=sessions)
@@ -125,9 +131,8 @@ class IcebergCatalog(Catalog):
             return self._opened(load_rest_table(rest, names), names, spark)
         with catalog_errors(self.pyiceberg, names):
             located = locate(self.pyiceberg, names)
-        table = open_metadata(
-            located.metadata_location, self.sessions.for_caller(spark), io=located.io, identifier=names
-        )
+        sessions = self.sessions.for_caller(spark)
+        table = open_metadata(located.metadata_location, sessions, located.io, names, self._keys)
         pointer = self._pointer_operations(names, table.state.files, table.metadata.table_uuid)
         return replace(table, operations=pointer or StaticOperations(table.version, self._refusal))
 
@@ -186,7 +191,7 @@ class IcebergCatalog(Catalog):
         """See `Catalog._files_at`."""
         with catalog_errors(self.pyiceberg):
             io = self.pyiceberg._load_file_io(location=location)
-        return files_for(self.sessions.for_caller(spark), location, io)
+        return files_for(self.sessions.for_caller(spark), location, io, self._keys)
 
     def _rest_metadata(
         self, names: tuple[str, ...], metadata_at: Callable[[str], TableMetadata], location: str | None
@@ -207,7 +212,7 @@ class IcebergCatalog(Catalog):
         self._refuse_nested(names[:-1])
         with catalog_errors(self.pyiceberg, names):
             io = self.pyiceberg._load_file_io(location=metadata_location)
-            files = files_for(self.sessions.for_caller(spark), metadata_location, io)
+            files = files_for(self.sessions.for_caller(spark), metadata_location, io, self._keys)
             if (glue := self._glue) is not None:
                 from sparkmeta.operations.glue import register_glue_table
 
@@ -422,7 +427,8 @@ class IcebergCatalog(Catalog):
         is_expiring = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if is_expiring else loaded.io
         sessions = self.sessions.for_caller(spark)
-        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, operations)
+        files = files_for(sessions, location, io, self._keys)
+        return table_of(loaded.version, sessions, files, names, operations, operations)
 
     def _location(self, names: tuple[str, ...]) -> str | None:
         """Return the location of a table's metadata file; None if there is no such table."""

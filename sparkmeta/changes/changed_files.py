@@ -31,7 +31,7 @@ from sparkmeta.expr.arrays import whole
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.rules import is_global
-from sparkmeta.plan.filter import DELETES, NO_DELETES, data_projection, may_match, shown_deletes
+from sparkmeta.plan.filter import DELETES, data_projection, may_match, no_deletes, shown_deletes
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import matching_manifests, part_of, prune_manifests
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
@@ -150,7 +150,9 @@ def _without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> Ro
 def _matching_without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> Relation | None:
     """Return the entries that may match a filter, with an empty array of deletes; None for no entries."""
     for rows in united(entries, scan_filter.state):
-        return with_columns(where(rows, may_match(scan_filter)), shown_deletes(NO_DELETES))
+        return with_columns(
+            where(rows, may_match(scan_filter)), shown_deletes(no_deletes(scan_filter.state.is_encrypted))
+        )
     return None
 
 

@@ -36,7 +36,9 @@ from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.partitioning import spec_partition_type
+from sparkmeta.storage.encryption import encrypted
 from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.keys import data_key_length, with_manifest_list_key
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def manifest_format(
         target_bytes or ListOptions.of(metadata).target_bytes,
         executor_writer(state.files),
         state.types.spec_tuples,
+        data_key_length(metadata),
     )
 
 
@@ -290,16 +293,13 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
     """Refuse to rewrite manifests of one partition spec, rows of `TableState.manifests`.
 
     Raises:
-        UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
+        UnsupportedError: they are not Avro, or the spec has an unknown transform.
     """
     if unknown_fields := state.types.unwritable_fields.get(spec_id):
         raise UnsupportedError(
             f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
             f"{unknown_fields[0]}: its manifests can't be rewritten"
         )
-    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
-    if len(encrypted):
-        raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
     not_avro = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
     if len(not_avro):
         raise UnsupportedError(f"{not_avro.column('location')[0]} is not an Avro manifest: it can't be rewritten")
@@ -325,6 +325,7 @@ class NewList:
 
         Raises:
             ValidationError: a manifest lacks a value that the format version requires.
+            EncryptionError: the table is encrypted, and there is no key client, or it refuses.
         """
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
@@ -346,8 +347,14 @@ class NewList:
         properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first_id)
         name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
         location = join(metadata_folder(metadata), name)
+        content = write_manifest_list(rows, version, properties, metadata.location)
+        length = data_key_length(metadata)
+        content, key_metadata = encrypted(content, length)
+        if length is not None and key_metadata is not None:
+            metadata, key_id = with_manifest_list_key(state.files, metadata, key_metadata, length)
+            state, fields = replace(state, metadata=metadata), fields | {"key-id": key_id}
         self.names.lists.add(location)
-        state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
+        state.files.write_new(location, content)
         return with_snapshot(state, self.branch, fields | {"manifest-list": location})
 
 

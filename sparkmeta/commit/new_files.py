@@ -32,11 +32,11 @@ from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.snapshot.search import (
-    SEARCH_COLUMNS,
     leaves_of_partitions,
     leaves_sharing_partitions,
     manifests_sharing_partitions,
     new_entries,
+    search_projection,
 )
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
@@ -242,7 +242,7 @@ class NewFiles:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
         if not is_few(self.count, state):
             return self.frame(state)
-        projection = state.projection(SEARCH_COLUMNS)
+        projection = search_projection(state)
         tables = [projection.schema.empty_table()]
         if self.rows is not None:
             tables.append(self._entries_of_rows(state))
@@ -253,7 +253,7 @@ class NewFiles:
 
     def frame(self, state: TableState) -> DataFrame:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
-        projection = state.projection(SEARCH_COLUMNS)
+        projection = search_projection(state)
         rows = local_frame(state.spark, self._entries_of_rows(state)) if self.rows is not None else None
         in_leaves = self._frame_of_leaves(state, projection) if self.leaves is not None else None
         frames = [frame.drop(MANIFEST) for frame in (rows, in_leaves) if frame is not None]
@@ -329,7 +329,7 @@ class ListedFiles(NewFiles):
 
     def _entries_of_rows(self, state: TableState) -> pa.Table:
         assert self.rows is not None
-        rows, schema = self.rows, state.projection(SEARCH_COLUMNS).schema
+        rows, schema = self.rows, search_projection(state).schema
         if PARTITION in schema.names and PARTITION not in rows.column_names:
             # An earlier attempt made the rows, and another commit has partitioned the table since.
             kind = schema.field(PARTITION).type

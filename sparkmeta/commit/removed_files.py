@@ -54,7 +54,6 @@ from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.snapshot.search import (
-    SEARCH_COLUMNS,
     Candidates,
     FileName,
     LeafMemo,
@@ -68,6 +67,7 @@ from sparkmeta.snapshot.search import (
     root_manifests,
     rows_by_manifest,
     search_all,
+    search_projection,
 )
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -501,7 +501,7 @@ class FilteredFiles:
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> Relation:
         """Return the entries that may match, and whether all of their rows match."""
         state = scan.state
-        projection = state.projection(SEARCH_COLUMNS, scan.filter_ids)
+        projection = search_projection(state, scan.filter_ids)
         candidates = matching_entries(live_relation(state, leaves, projection), scan)
         return with_columns(candidates, all_rows_match(scan).alias(_ALL_MATCH))
 
@@ -566,7 +566,7 @@ class _Matching:
 
 
 def _narrow(state: TableState) -> pa.Schema:
-    return state.projection(SEARCH_COLUMNS).schema
+    return search_projection(state).schema
 
 
 def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:

@@ -54,9 +54,10 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.snapshot.state import TableState
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
-from sparkmeta.spec.metadata import ancestors_of, has_tree, lacks_definitions, refuse_encrypted
+from sparkmeta.spec.metadata import ancestors_of, has_tree, lacks_definitions
 from sparkmeta.spec.stream_epochs import earlier_repetition, with_epoch
 from sparkmeta.spec.summary import STREAM
+from sparkmeta.storage.keys import refuse_encrypted_commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -448,7 +449,7 @@ class SnapshotStep:
             self._progress = Progress()
         # Another commit may have upgraded the table since the transaction began.
         refuse_lists_of_version_4(state.metadata, state.metadata.location)
-        refuse_encrypted(state.metadata, "and can't be committed to")
+        refuse_encrypted_commit(state.files, state.metadata)
         self.target.refuse_used_id(state.metadata)
         metadata = Attempt(self.changes, self._progress, self.target.head(state)).apply()
         return metadata if self._stream is None else with_epoch(metadata, self.target.branch, self._stream)

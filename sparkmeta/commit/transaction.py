@@ -27,11 +27,11 @@ from sparkmeta.commit.snapshot_update import SnapshotStep, SnapshotUpdate
 from sparkmeta.commit.write_target import write_target
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4
-from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.metadata_rules import refuse_reserved
 from sparkmeta.spec.summary import key_of, summary_properties
 from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
+from sparkmeta.storage.keys import refuse_encrypted_commit
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -212,7 +212,7 @@ class Transaction(Generic[TableT]):
         """Add a step that creates a snapshot when the transaction commits."""
         self._refuse_committed()
         refuse_lists_of_version_4(self.table.metadata, self.table.full_name)
-        refuse_encrypted(self.table_metadata, "and can't be committed to")
+        refuse_encrypted_commit(self.table.state.files, self.table_metadata)
         self._steps.append(step)
 
     def _set_ref_snapshot(

@@ -37,7 +37,7 @@ from sparkmeta.entries.relation import (
     where,
     with_columns,
 )
-from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, UnsupportedError, ValidationError
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.manifests.placement import few_requests, mapped_files
 from sparkmeta.manifests.sorted_manifests import task_rows
@@ -49,7 +49,6 @@ from sparkmeta.plan.filter import DELETES
 from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.snapshot.search import (
-    SEARCH_COLUMNS,
     FileName,
     leaves_of_partitions,
     live_entries,
@@ -58,10 +57,12 @@ from sparkmeta.snapshot.search import (
     named_leaves,
     root_manifests,
     search_all,
+    search_projection,
 )
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.encryption import KEY_METADATA, Decrypting, Stream
 from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
@@ -237,6 +238,9 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     deletes = computed(deletes_of(state, targets, leaves, searches))
     _check_replaced(state, placed, where(deletes, has_offset()))
     if may_have_position_files(state, leaves):
+        if state.is_encrypted:
+            problem = "position delete files of encrypted tables can't be compared with deletion vectors"
+            raise UnsupportedError(f"{state.metadata.location}: {problem}")
         data = matching(live, placed, {"location": "data_path"})
         refuse_lost_positions(state, dvs, data, leaves)
     replaced = removal_of(without(deletes, removal, state), state)
@@ -296,14 +300,14 @@ def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation)
         return matching(files, without_data, {"location": "referenced_file"})
     paths = F.broadcast(local_frame(state.spark, columns_of(without_data, {"referenced_file": "referenced_file"})))
     files_of_vectors = matching(files, paths, {"location": "referenced_file"})
-    schema = state.projection(SEARCH_COLUMNS).schema
+    schema = search_projection(state).schema
     return files_of_vectors.select(*schema.names).toArrow().cast(schema)
 
 
 def _beside_data_files(state: TableState, dvs: Relation, data: Relation) -> Relation:
     """Join deletion vectors with their data files."""
     has_tuples = bool(state.types.partition_fields)
-    vector = {"data_path": "referenced_file", "spec_id": _SPEC, "key": "key", **_vector("new")}
+    vector = {"data_path": "referenced_file", "spec_id": _SPEC, "key": "key", **_vector(state, "new")}
     target = {name: name for name in ("key", "location", MANIFEST, "record_count", _SPEC)}
     if has_tuples:
         vector, target = vector | {PARTITION: PARTITION}, target | {PARTITION: PARTITION}
@@ -312,9 +316,10 @@ def _beside_data_files(state: TableState, dvs: Relation, data: Relation) -> Rela
     return beside(columns_of(vectors, vector), columns_of(data_files, target), "data_path", "target_location")
 
 
-def _vector(age: str) -> dict[str, str]:
+def _vector(state: TableState, age: str) -> dict[str, str]:
     """Return the columns of new or old deletion vectors -> their paths in entries."""
-    return {f"{age}_{name}": path for name, path in _VECTOR.items()}
+    columns = _VECTOR | {name: name for name in state.key_columns}
+    return {f"{age}_{name}": path for name, path in columns.items()}
 
 
 def _check_targets(state: TableState, placed: Relation, current: Relation) -> None:
@@ -354,8 +359,8 @@ def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any] |
 
 def _check_replaced(state: TableState, placed: Relation, old_vectors: Relation) -> None:
     """Raise ValidationError for a deletion vector that lacks a position of the deletion vector that it replaces."""
-    new_vectors = columns_of(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
-    replaced_vectors = columns_of(old_vectors, _vector("old") | {"data_path": "referenced_file"})
+    new_vectors = columns_of(placed, {name: name for name in _vector(state, "new")} | {"new_path": "data_path"})
+    replaced_vectors = columns_of(old_vectors, _vector(state, "old") | {"data_path": "referenced_file"})
     pairs = computed(beside(replaced_vectors, new_vectors, "data_path", "new_path"))
     table = state.metadata.location
     if fewer := first(pairs, sql.col("new_records") < sql.col("old_records")):
@@ -393,4 +398,7 @@ def _lost_vector_positions(files: ExecutorReader | Files, pairs: Iterable[pa.Rec
 
 
 def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) -> PositionBitmap:
-    return stored_vector(files, *(pair[f"{age}_{name}"] for name in ("location", "offset", "size", "records")))
+    location, offset, size, records = (pair[f"{age}_{name}"] for name in _VECTOR)
+    key = pair.get(f"{age}_{KEY_METADATA}")
+    opened = files if key is None else Decrypting(files, Stream.of(location, key))
+    return stored_vector(opened, location, offset, size, records)

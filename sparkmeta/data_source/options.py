@@ -14,6 +14,7 @@ from sparkmeta.operations.metadata_files import is_metadata_file
 from sparkmeta.session import NoSession
 from sparkmeta.spec.iso_times import moment_of
 from sparkmeta.storage.files import IOFiles, warehouse_io
+from sparkmeta.storage.keys import TableKeys
 from sparkmeta.storage.location import absolute, is_local
 from sparkmeta.table import open_location, open_metadata, open_table
 
@@ -109,12 +110,13 @@ class SourceOptions:
         if _NAME.fullmatch(self.path) and _is_catalog(first, catalogs):
             return self._catalog(first, catalogs).load_table(rest)
         place = absolute(self.path)
+        keys = TableKeys.of(self.properties)
         io = None if is_local(place) else warehouse_io(self.properties, place)
         if io is None:
-            return open_location(self.path, NoSession())
+            return open_location(self.path, NoSession(), keys)
         if is_metadata_file(place):
-            return open_metadata(place, NoSession(), io=io)
-        return open_table(place, NoSession(), IOFiles(io))
+            return open_metadata(place, NoSession(), io=io, keys=keys)
+        return open_table(place, NoSession(), IOFiles(io, keys))
 
     def _catalog(self, name: str, catalogs: Catalogs) -> Catalog:
         from sparkmeta.catalog import load_catalog

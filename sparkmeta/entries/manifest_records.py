@@ -288,6 +288,7 @@ PART_SCHEMA = pa.schema(
         pa.field("part", pa.int32()),
         pa.field("parts", pa.int32()),
         pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("key_metadata", pa.binary()),
     ]
 )
 

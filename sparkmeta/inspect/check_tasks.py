@@ -19,6 +19,7 @@ from sparkmeta.expr.bounds import inverted, known_bounds
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.encryption import KEY_METADATA, FileKey, decrypted
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
@@ -110,8 +111,7 @@ class ManifestChecks:
 
     def _data(self, row: Mapping[str, Any]) -> Data:
         if self.reader is None:
-            content: bytes = row["content"]
-            return content
+            return decrypted(row["content"], row["location"], row[KEY_METADATA])
         return manifest_data(self.reader, row)
 
     def _checked(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Broken]]:
@@ -133,8 +133,10 @@ class ManifestChecks:
 
     def _header(self, data: Data, row: Mapping[str, Any]) -> Iterator[tuple[str, Broken]]:
         location, length = row["location"], row["file_size_in_bytes"]
-        if length != len(data):
-            problem = f"the file has {len(data)} bytes, and readers stop at the length in the list"
+        key = row[KEY_METADATA]
+        stored = len(data) if key is None else FileKey.parse(key, location).length
+        if length != stored:
+            problem = f"the file has {stored} bytes, and readers stop at the length in the list"
             yield "manifest-length", Broken(location, "manifest_length", length, problem)
         if row["file_format"] == "PARQUET":
             return

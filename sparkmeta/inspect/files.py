@@ -198,6 +198,7 @@ _PART_COLUMNS = {
     "sequence_number": "sequence_number",
     "first_row_id": "first_row_id",
     "file_size_in_bytes": "manifest_length",
+    "key_metadata": "key_metadata",
 }
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list, refuse_encrypted_parquet
 from sparkmeta.entries.live import FILE_COUNTS
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.expr.arrays import whole
 from sparkmeta.expr.partition_text import human_strings
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.tree_manifests import listed_root
 from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.encryption import KEY_METADATA, decrypted
 from sparkmeta.storage.executors import ExecutorReader
 
 # Spec id -> (transform, Iceberg type name of the result) of its fields, in the spec's order.
@@ -42,6 +43,7 @@ LIST_SCHEMA = pa.schema(
         pa.field("reference_snapshot_id", pa.int64()),
         pa.field("location", pa.string()),
         pa.field("root_sequence_number", pa.int64()),  # of a V4 root; null: a manifest list
+        pa.field(KEY_METADATA, pa.binary()),
     ]
 )
 
@@ -57,6 +59,7 @@ REACHABLE = pa.schema(
                 "sequence_number",
                 "added_snapshot_id",
                 "first_row_id",
+                KEY_METADATA,
                 *FILE_COUNTS,
             )
         ),
@@ -156,12 +159,7 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
     In the layout of the Iceberg project, the deletion vectors in a data manifest are a delete manifest of the format
     `VECTORS` at the same path. Any root with deletes may have such vectors, beside other deletes.
     """
-    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
-    if len(encrypted):
-        path = encrypted.column("manifest_path")[0].as_py()
-        raise UnsupportedError(
-            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
-        )
+    refuse_encrypted_parquet(manifests, location)
     _spec_rows(manifests, specs, location)
     paths, is_data = manifests.column("manifest_path"), pc.equal(manifests.column("content"), _DATA)
     is_root = pc.equal(paths, location)
@@ -204,9 +202,9 @@ class ListRows:
                 yield self._rows(row, row["content"])
 
     def _rows(self, row: dict[str, Any], data: bytes) -> pa.RecordBatch:
-        snapshot_id, location, sequence_number = (row[name] for name in LIST_SCHEMA.names)
+        snapshot_id, location, sequence_number, key = (row[name] for name in LIST_SCHEMA.names)
         if sequence_number is None or self.trees is None:
-            listed = decode_manifest_list(data, location, self.locations)
+            listed = decode_manifest_list(decrypted(data, location, key), location, self.locations)
         else:
             listed = listed_root(data, location, (snapshot_id, sequence_number), self.trees, self.locations)
         return self.shape(listed, snapshot_id, location)

@@ -22,7 +22,9 @@ from sparkmeta.inspect.manifest_rows import (
     manifest_rows,
 )
 from sparkmeta.inspect.metadata_rows import MetadataRows, few_files, read_files
-from sparkmeta.manifests.reader import refuse_unreadable
+from sparkmeta.manifests.reader import root_location
+from sparkmeta.storage.encryption import KEY_METADATA
+from sparkmeta.storage.keys import manifest_list_key
 
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
@@ -59,16 +61,18 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, mos
         most_rows: the maximum rows of lists that the driver reads.
 
     Raises:
-        UnsupportedError: a snapshot is encrypted.
+        EncryptionError: the key of a snapshot's manifest list is missing, refused or wrong.
+        UnsupportedError: a metadata tree is encrypted.
     """
     for snapshot in state.metadata.snapshots:
-        refuse_unreadable(state.metadata, snapshot)
+        root_location(state.metadata, snapshot)
     lists = pa.Table.from_pylist(
         [
             {
                 "reference_snapshot_id": snapshot.snapshot_id,
                 "location": snapshot.manifests_location,
                 "root_sequence_number": (snapshot.sequence_number or 0) if snapshot.has_root else None,
+                KEY_METADATA: manifest_list_key(state.files, state.metadata, snapshot),
             }
             for snapshot in state.metadata.snapshots
             if snapshot.manifests_location

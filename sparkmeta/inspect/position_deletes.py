@@ -81,7 +81,7 @@ def position_deletes_type(state: TableState) -> SparkStructType:
 
 def delete_files(state: TableState) -> Relation:
     """Return the live position delete files as input of `DeleteRows`: location, file_format, deletes array<struct>."""
-    read = state.relation(live_manifests(state.delete_manifests), state.projection(_COLUMNS))
+    read = state.relation(live_manifests(state.delete_manifests), state.projection((*_COLUMNS, *state.key_columns)))
     is_positional = sql.col("content_type") == int(ContentType.POSITION_DELETES)
     entry = {
         "record_count": sql.col("record_count"),
@@ -96,6 +96,7 @@ def delete_files(state: TableState) -> Relation:
         "deletes": sql.call("collect_list", sql.struct(*sql.named(entry))),
         _SIZE: sql.call("first", sql.col("file_size_in_bytes")),
         _POSITIONS: sql.call("sum", sql.col("record_count")),
+        **{name: sql.call("first", sql.col(name)) for name in state.key_columns},
     }
     positional = where(read, is_live_entry() & is_positional)
     return grouped(positional, keys, sql.named(aggregates))

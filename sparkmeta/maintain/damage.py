@@ -215,7 +215,7 @@ class DamageSearch:
     def _used(self) -> Relation:
         """The lists, roots and manifests of all snapshots, as `USED`."""
         state, metadata = self.state, self.state.metadata
-        lists = snapshot_lists(metadata, ())
+        lists = snapshot_lists(state.files, metadata, ())
         trees = state.types.tree_types if has_tree(metadata) else None
         reader = SnapshotManifests(ListReader(task_reader(state), trees, state.types.locations))
         tasks = partial(read_tasks, files=len(lists), size=0)

@@ -24,7 +24,6 @@ from sparkmeta.progress import planning, progress
 from sparkmeta.session import local_frame
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
-from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.metadata_model import StoredSnapshots
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.text import counted
@@ -338,7 +337,6 @@ def to_millis(timestamp: datetime | int) -> int:
 def plan_expiry(table: TableT, options: ExpiryOptions) -> ExpiryPlan[TableT]:
     """See `Maintenance.expire_snapshots`."""
     options.check()
-    refuse_encrypted(table.metadata, "so that its manifests can't be read")
     refuse_read_only(table)
     if options.cleanup != NONE:
         task_reader(table.state)

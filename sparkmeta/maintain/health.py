@@ -30,7 +30,6 @@ from sparkmeta.maintain.health_measures import (
 from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
 from sparkmeta.progress import progress
 from sparkmeta.session import local_frame
-from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.table_properties import number_property
 from sparkmeta.text import byte_size, counted
 
@@ -463,7 +462,6 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     options.check()
     state = table.state
     state.sessions.running()  # raises SessionError if the caller's session was stopped
-    refuse_encrypted(table.metadata, "so that its manifests can't be read")
     with progress("Examining the table", state.sessions):
         return _examined(table, options, source)
 

@@ -53,7 +53,6 @@ from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.progress import planning
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.expiry import refuse_without_gc
-from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import is_local, join, local_path, path_of, scheme
 from sparkmeta.storage.writing import TEMPORARY_PATTERN
@@ -425,7 +424,6 @@ def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
     folder = Folder.of(location, options.equal_schemes, options.equal_authorities)
     older_than_ms = options.older_than_ms(int(time.time() * 1000))
     refuse_without_gc(table.metadata)
-    refuse_encrypted(table.metadata, "so that its manifests can't be read")
     refuse_read_only(table)
     executor_writer(table.state.files)
     if options.files is not None:

@@ -296,7 +296,7 @@ def plan_partition_stats(table: TableT, options: PartitionStatsOptions) -> Parti
     statistics_schema(state)
     refuse_unknown_transforms(state)
     _refuse_shared_ids(state)
-    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    refuse_encrypted(table.metadata, "and statistics files can't be")
     refuse_read_only(table)
     task_reader(state)
     if state.snapshot is None:

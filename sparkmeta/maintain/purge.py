@@ -16,7 +16,6 @@ from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files,
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
-from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
 
 if TYPE_CHECKING:
@@ -128,10 +127,9 @@ def plan_purge(table: BaseTable, drop: Callable[[], Sequence[str]], *, by_catalo
 
     Raises:
         ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
-        UnsupportedError: only Spark can open the table's files, or the table is encrypted.
+        UnsupportedError: only Spark can open the table's files.
     """
     refuse_without_gc(table.metadata)
     if not by_catalog:
-        refuse_encrypted(table.metadata, "so that its manifests can't be read")
         executor_writer(table.state.files)
     return PurgePlan(table, drop, by_catalog)

@@ -46,6 +46,8 @@ from sparkmeta.manifests.placement import MOST_ENTRIES, mapped_files
 from sparkmeta.session import read_tasks
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.encryption import KEY_METADATA
+from sparkmeta.storage.keys import manifest_list_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from sparkmeta.session import MapFunction
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.storage.files import Files
 
 
 #     SELECT content, path, max(length) FROM
@@ -268,7 +271,7 @@ def manifests_of_snapshots(state: TableState) -> Relation:
 def _listed(state: TableState, expired: Collection[int]) -> Relation:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
     reader = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
-    lists = snapshot_lists(state.metadata, expired)
+    lists = snapshot_lists(state.files, state.metadata, expired)
     inline = pa.Table.from_batches(_inline_lists(state.metadata, expired), LISTED)
     are_few, tasks = partial(few_lists, state, MOST_ENTRIES), partial(read_tasks, files=len(lists), size=0)
     rows = mapped_files(lists, lambda _: reader, LISTED, state, are_few=are_few, tasks=tasks)
@@ -281,14 +284,19 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     return _columns(grouped(rows, sql.columns(*keys), aggregates), LISTED.names)
 
 
-def snapshot_lists(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
-    """Return the manifest lists and roots of snapshots, as `SNAPSHOTS`, without lists inside the metadata file."""
+def snapshot_lists(files: Files, metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    """Return the manifest lists and roots of snapshots, as `SNAPSHOTS`, without lists inside the metadata file.
+
+    Raises:
+        EncryptionError: the key of a manifest list is missing, refused or wrong.
+    """
     rows = [
         {
             "snapshot_id": snapshot.snapshot_id,
             "sequence_number": snapshot.sequence_number,
             "location": snapshot.manifests_location,
             "retained": snapshot.snapshot_id not in expired,
+            KEY_METADATA: manifest_list_key(files, metadata, snapshot),
         }
         for snapshot in metadata.snapshots
         if snapshot.manifests_location

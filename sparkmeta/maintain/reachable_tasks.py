@@ -30,6 +30,7 @@ from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead
+from sparkmeta.storage.encryption import KEY_METADATA, decrypted
 from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ SNAPSHOTS = pa.schema(
         pa.field("sequence_number", pa.int64()),
         pa.field("location", pa.string()),
         pa.field("retained", pa.bool_()),
+        pa.field(KEY_METADATA, pa.binary()),
     ]
 )
 
@@ -174,6 +176,7 @@ LISTED = pa.schema(
         pa.field("has_live", pa.bool_()),  # null if unknown
         pa.field("removed", pa.bool_()),  # whether a root has it as DELETED, so that only `file_changes` reads it
         pa.field("partitions", MANIFEST_FILE_SCHEMA.field("partitions").type),
+        pa.field(KEY_METADATA, pa.binary()),
     ]
 )
 
@@ -230,7 +233,8 @@ class ListReader:
         file = {"path": [location], "length": [len(data)]}
         if self.trees is None or not data.startswith(_MAGIC):
             yield listed(LIST, file, retained=retained)
-            yield listed_manifests(decode_manifest_list(data, location, self.locations), retained=retained)
+            manifests = decode_manifest_list(decrypted(data, location, row[KEY_METADATA]), location, self.locations)
+            yield listed_manifests(manifests, retained=retained)
             return
         stamp = (row["snapshot_id"], row["sequence_number"] or 0, None)
         root = read_root(data, self.trees, location, stamp, self.locations)
@@ -251,6 +255,7 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
         "snapshot_id": "added_snapshot_id",
         "kind": "content",
         "partitions": "partitions",
+        KEY_METADATA: KEY_METADATA,
     }
     values = {name: manifests.column(source) for name, source in columns.items()}
     return listed(MANIFEST, values | {"has_live": may_be_live(manifests)}, retained=retained)
@@ -384,6 +389,7 @@ def _part(row: Mapping[str, Any]) -> dict[str, Any]:
         "part": 0,
         "parts": 1,
         "file_size_in_bytes": row["length"],
+        KEY_METADATA: row[KEY_METADATA],
     }
 
 

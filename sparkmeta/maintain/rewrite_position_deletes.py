@@ -49,6 +49,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, Conten
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.keys import data_key_length
 from sparkmeta.write.delete_tasks import (
     MASK_SCHEMA,
     WRITTEN_SCHEMA,
@@ -282,7 +283,7 @@ class DeleteRewrite:
         with translated_errors():
             masks = materialize(self._masks(size))
             if self.makes_vectors:
-                tasks = VectorFileTasks(VectorTasks(writer, folder, target))
+                tasks = VectorFileTasks(VectorTasks(writer, folder, target, data_key_length(state.metadata)))
                 ordered = self._by_data_file(masks, target)
             else:
                 tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)

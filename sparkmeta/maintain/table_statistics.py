@@ -281,7 +281,7 @@ def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPla
     """See `Maintenance.compute_table_stats`."""
     options.check()
     state = state_of(table, options.snapshot_id)
-    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    refuse_encrypted(table.metadata, "and statistics files can't be")
     refuse_read_only(table)
     return TableStatsPlan(table, state, _chosen(state, options.columns))
 

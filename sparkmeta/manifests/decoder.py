@@ -50,6 +50,7 @@ from sparkmeta.spec.entry import (
 )
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead, translated_read_errors
+from sparkmeta.storage.encryption import KEY_METADATA, Stream
 from sparkmeta.storage.location import PATH_KEY, is_local, spark_path_key
 
 if TYPE_CHECKING:
@@ -506,4 +507,6 @@ def decode_contents(
             if part[MANIFEST] is None:
                 raise CorruptFileError(part["path"], "path", part["path"], "Spark read a file that no manifest names")
             data = memoryview(contents[index].as_buffer()).cast("B")
+            if (key := part[KEY_METADATA]) is not None:
+                data = memoryview(Stream.of(part["location"], key).decrypted(data))
             yield from decode(data, part, projection, trees, locations)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
+from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list, refuse_encrypted_parquet
 from sparkmeta.entries.manifest_records import (
     has_metrics_maps,
     manifest_parts,
@@ -30,7 +30,9 @@ from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver, selectable_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata_model import locations_of
+from sparkmeta.storage.encryption import decrypted
 from sparkmeta.storage.files import SparkFiles
+from sparkmeta.storage.keys import manifest_list_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,24 +60,20 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
     Raises:
         NotFoundError: the list is missing.
         CorruptFileError: not a manifest list.
-        UnsupportedError: the table is encrypted, or the snapshot has a metadata tree of another draft.
+        EncryptionError: the manifest list is encrypted, and its key is missing, refused or wrong.
+        UnsupportedError: its manifests are encrypted Parquet files.
     """
     if snapshot is None:
         return pa.Table.from_batches([inline_manifest_list([], [], 0)])
-    refuse_unreadable(metadata, snapshot)
     location = snapshot.manifest_list
     if location is None:
         paths = snapshot.inline_manifests or []
         batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
     else:
-        batch = decode_manifest_list(files.read(location), location, locations_of(metadata))
+        content = decrypted(files.read(location), location, manifest_list_key(files, metadata, snapshot))
+        batch = decode_manifest_list(content, location, locations_of(metadata))
     table = pa.Table.from_batches([batch])
-    encrypted = table.filter(table.column("key_metadata").is_valid())
-    if len(encrypted):
-        path = encrypted.column("manifest_path")[0].as_py()
-        raise UnsupportedError(
-            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
-        )
+    refuse_encrypted_parquet(table, location or f"snapshot {snapshot.snapshot_id}")
     return table
 
 
@@ -83,15 +81,12 @@ def root_location(metadata: TableMetadata, snapshot: Snapshot | None) -> str | N
     """Return the location of a snapshot's root manifest; None if it has a manifest list."""
     if snapshot is None:
         return None
-    refuse_unreadable(metadata, snapshot)
-    return snapshot.manifests_location if snapshot.has_root else None
-
-
-def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
-    """Raise UnsupportedError for a snapshot whose manifest list is encrypted."""
-    subject = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+    if not snapshot.has_root:
+        return None
     if snapshot.key_id is not None:
-        raise UnsupportedError(f"{subject} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
+        subject = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+        raise UnsupportedError(f"{subject}: its metadata tree is encrypted (key-id {snapshot.key_id})")
+    return snapshot.manifests_location
 
 
 # -- Read entries -----------------------------------------------------------------------------------------------------
@@ -119,6 +114,7 @@ class ManifestReader:
         types: the table's types.
         tree: the snapshot's metadata tree; None if it has a manifest list.
         trees: the types of V4 manifests; None if the table has none.
+        encrypted: whether manifests may be encrypted.
     """
 
     sessions: SessionSource
@@ -127,6 +123,7 @@ class ManifestReader:
     types: TableTypes
     tree: Tree | None
     trees: TreeTypes | None
+    encrypted: bool = False
 
     @property
     def spark(self) -> SparkSession:
@@ -482,8 +479,9 @@ class ManifestReader:
         """The cache of decoded Avro manifests; None if the session has no folder for it.
 
         Its leaves have the ids of partition fields in manifests. Therefore tables whose specs share ids are not cached.
+        Nor are encrypted tables, since leaves are not encrypted.
         """
-        if not self.settings.manifest_cache or self.types.partition_ids:
+        if not self.settings.manifest_cache or self.types.partition_ids or self.encrypted:
             return None
         from sparkmeta.manifests.cache import open_cache
 

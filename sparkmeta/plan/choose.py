@@ -63,7 +63,8 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
     """Return the projection of deletion vectors, with a filter for those that may be needed."""
-    return replace(scan_filter.state.projection(DV_COLUMNS), entry_filter=tuple_filter(scan_filter))
+    columns = (*DV_COLUMNS, *scan_filter.state.key_columns)
+    return replace(scan_filter.state.projection(columns), entry_filter=tuple_filter(scan_filter))
 
 
 def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ()) -> EntryProjection:
@@ -74,7 +75,8 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
     """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
     needed = tuple_filter(scan_filter) if scan_filter.reads_all_rows else scan_filter.entry_filter
-    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=needed)
+    columns = (*_DELETE_COLUMNS, *scan_filter.state.key_columns)
+    return replace(scan_filter.state.projection(columns, stats), entry_filter=needed)
 
 
 def all_dvs(entries: pa.Table) -> bool:

@@ -31,6 +31,7 @@ from sparkmeta.plan.deletes.rules import (
     repeated_paths,
 )
 from sparkmeta.spec.entry import VERSION_INFO
+from sparkmeta.storage.encryption import KEY_METADATA
 
 # The deletion vector of a data entry, flattened because nested and nullable columns are slow to transfer to the JVM.
 # Without a deletion vector, the location is null and non-nullable columns are 0.
@@ -46,6 +47,8 @@ DV_OF_ENTRY = pa.schema(
         pa.field("dv_ordinal", pa.int64(), nullable=False),
     ]
 )
+DV_KEY = pa.field("dv_key_metadata", pa.binary())
+"""Its key metadata, if the table is encrypted."""
 # Columns of every entry that a task reads.
 _ENTRY_ID = (MANIFEST, ORDINAL)
 # The fields of `version_info` that plans need.
@@ -83,7 +86,7 @@ class CoplanTask:
         info = data.get_field_index("version_info")
         fields = list(data.set(info, data.field(info).with_type(pa.struct(_VERSION))))
         always = [field.with_nullable(False) if field.name in _ENTRY_ID else field for field in fields]
-        return pa.schema([*always, *DV_OF_ENTRY])
+        return pa.schema([*always, *DV_OF_ENTRY, *([DV_KEY] if KEY_METADATA in self.deletes.columns else [])])
 
 
 def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -184,6 +187,8 @@ def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array)
     for field, values in zip(DV_OF_ENTRY, of_dvs, strict=True):
         taken = values.take(places)
         columns.append(taken if field.nullable else pc.fill_null(taken, 0))
+    if KEY_METADATA in task.deletes.columns:
+        columns.append(_array(dvs, KEY_METADATA).take(places))
     return pa.Table.from_arrays(columns, schema=task.schema)
 
 

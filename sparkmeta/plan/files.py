@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.entries.relation import collected, frame_of, select, with_types
@@ -55,6 +55,7 @@ from sparkmeta.plan.filter import (
     DELETES_TYPE,
     SharedTexts,
     data_projection,
+    deletes_type,
     manifest_path,
     public_partition,
     public_partition_type,
@@ -63,6 +64,7 @@ from sparkmeta.plan.filter import (
 from sparkmeta.plan.match import MatchedEntries, data_entries, match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests
 from sparkmeta.snapshot.search import live_files
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,7 +94,8 @@ def plan_files(choice: Choice) -> DataFrame:
     """Plan a scan: one row per data file that may hold matching rows.
 
     Columns: file_path, file_format, spec_id, partition (if the table has any), record_count, file_size_in_bytes,
-    split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
+    split_offsets, sort_order_id, first_row_id, data_sequence_number, key_metadata (if the table is encrypted, as in the
+    elements of deletes), manifest_path, manifest_pos, deletes (the order of
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; each by ascending
     sequence number), residual (Iceberg's expression JSON).
 
@@ -187,7 +190,9 @@ def plan_schema(state: TableState) -> StructType:
     """Return the row type of `plan_files`."""
     schema = StructType()
     for name, kind in _PLAN_TYPES.items():
-        schema.add(name, kind)
+        schema.add(name, deletes_type(state.is_encrypted) if name == DELETES else kind)
+        if name == "data_sequence_number" and state.is_encrypted:
+            schema.add(KEY_METADATA, BinaryType())
         if name == "spec_id" and state.types.partition_type.fields:
             schema.add("partition", public_partition_type(state))
     return schema
@@ -206,6 +211,7 @@ def file_columns(state: TableState) -> dict[str, Sql]:
         "sort_order_id": sql.col("sort_order_id"),
         "first_row_id": sql.col("first_row_id"),
         "data_sequence_number": sql.col("version_info.sequence_number"),
+        **{name: sql.col(name) for name in state.key_columns},
     }
 
 

@@ -13,7 +13,7 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, Bo
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, TimestampNanoType, TimestampType
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.entries.live import is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryFilter, EntryProjection
@@ -30,6 +30,7 @@ from sparkmeta.expr.sql import Aliased, Sql
 from sparkmeta.expr.transforms import inclusive_projection, projections, undecided
 from sparkmeta.expr.types import public_value, spark_type
 from sparkmeta.session import local_frame
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -43,25 +44,35 @@ if TYPE_CHECKING:
 
 
 DELETES = "deletes"
-DELETES_TYPE = ArrayType(
-    StructType(
-        [
-            StructField("content", IntegerType()),
-            StructField("file_path", StringType()),
-            StructField("file_format", StringType()),
-            StructField("file_size_in_bytes", LongType()),
-            StructField("referenced_data_file", StringType()),
-            StructField("content_offset", LongType()),
-            StructField("content_size_in_bytes", LongType()),
-            StructField("record_count", LongType()),
-            StructField("data_sequence_number", LongType()),
-            StructField("equality_ids", ArrayType(IntegerType())),
-            StructField("manifest_path", StringType()),
-            StructField("manifest_pos", LongType()),
-        ]
-    )
+_DELETE_TYPE = StructType(
+    [
+        StructField("content", IntegerType()),
+        StructField("file_path", StringType()),
+        StructField("file_format", StringType()),
+        StructField("file_size_in_bytes", LongType()),
+        StructField("referenced_data_file", StringType()),
+        StructField("content_offset", LongType()),
+        StructField("content_size_in_bytes", LongType()),
+        StructField("record_count", LongType()),
+        StructField("data_sequence_number", LongType()),
+        StructField("equality_ids", ArrayType(IntegerType())),
+        StructField("manifest_path", StringType()),
+        StructField("manifest_pos", LongType()),
+    ]
 )
-NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
+DELETES_TYPE = ArrayType(_DELETE_TYPE)
+_KEY = StructField(KEY_METADATA, BinaryType())
+
+
+def deletes_type(encrypted: bool) -> ArrayType:
+    """Return the type of `DELETES`: `DELETES_TYPE`, with the key metadata of delete files of encrypted tables."""
+    return ArrayType(StructType([*_DELETE_TYPE.fields, _KEY])) if encrypted else DELETES_TYPE
+
+
+def no_deletes(encrypted: bool) -> Sql:
+    """Return an empty array of `deletes_type`."""
+    return sql.empty_array(sql.lit(None).cast(deletes_type(encrypted).elementType))
+
 
 _LONG_TEXTS = "long_texts"
 # Number of characters from which a text is worth a join.
@@ -114,8 +125,8 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
     return sql.lookup([paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1)], manifest)
 
 
-def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
-    """Return a delete of a group in the form of plans. `manifests` are the manifests of the deletes."""
+def public_delete(delete: Sql, manifests: pa.Table, *, encrypted: bool) -> Sql:
+    """Return a delete of a group in the form of plans, of `deletes_type`. `manifests` are those of the deletes."""
     return sql.struct(
         delete["content_type"].alias("content"),
         delete["location"].alias("file_path"),
@@ -129,11 +140,12 @@ def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
         delete["equality_ids"].alias("equality_ids"),
         manifest_path(manifests, delete["manifest"]).alias("manifest_path"),
         delete["ordinal"].alias("manifest_pos"),
+        *([delete[KEY_METADATA].alias(KEY_METADATA)] if encrypted else []),
     )
 
 
 def shown_deletes(deletes: Sql) -> Aliased:
-    """Return the column of plans with deletes, an array of `DELETES_TYPE`. A cast would copy each delete."""
+    """Return the column of plans with deletes, an array of `deletes_type`. A cast would copy each delete."""
     return deletes.alias(DELETES)
 
 
@@ -399,7 +411,8 @@ def data_projection(
 ) -> EntryProjection:
     """Return the projection of data entries for planning: `columns`, and stats of undecided columns and `stats_ids`."""
     ids = {*scan_filter.undecided_ids, *stats_ids}
-    projection = scan_filter.state.projection({*_DATA_COLUMNS, *columns}, ids)
+    names = {*_DATA_COLUMNS, *scan_filter.state.key_columns, *columns}
+    projection = scan_filter.state.projection(names, ids)
     return replace(projection, entry_filter=scan_filter.entry_filter)
 
 

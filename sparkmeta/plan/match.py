@@ -15,21 +15,22 @@ from sparkmeta.entries.relation import frame_of, names, select, union
 from sparkmeta.expr import sql
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.choose import dv_projection
-from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
+from sparkmeta.plan.coplan_tasks import DV_KEY, UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries, delete_entries
 from sparkmeta.plan.deletes.rules import TWO_DVS
 from sparkmeta.plan.filter import (
     DELETES,
-    DELETES_TYPE,
     ScanFilter,
     data_projection,
+    deletes_type,
     manifest_path,
     matching_entries,
     shown_deletes,
 )
 from sparkmeta.session import map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -92,12 +93,13 @@ def _joining(
     return pa.Table.from_pylist(units, schema=UNITS), partial(join_units, task), task.schema
 
 
-def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
+def with_dv(joined: Sql, deletes: pa.Table, *, encrypted: bool) -> Sql:
     """Return the deletes of a data entry: the joined ones, and the DV from `coplanned_entries`.
 
     Args:
-        joined: deletes from other delete manifests, of `DELETES_TYPE`.
+        joined: deletes from other delete manifests, of `deletes_type`.
         deletes: the delete manifests that were read together with the data.
+        encrypted: whether the table is encrypted.
     """
     dv = sql.struct(
         sql.lit(int(ContentType.POSITION_DELETES)).alias("content"),
@@ -112,10 +114,11 @@ def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
         sql.lit(None).cast("array<int>").alias("equality_ids"),
         manifest_path(deletes, sql.col("dv_manifest")).alias("manifest_path"),
         sql.col("dv_ordinal").alias("manifest_pos"),
+        *([sql.col(DV_KEY.name).alias(KEY_METADATA)] if encrypted else []),
     )
     only_dv = sql.array(dv)
     has_another = sql.exists(joined, lambda delete: delete["file_format"] == "PUFFIN")
-    refused = TWO_DVS.raised(sql.col("location"), as_type=DELETES_TYPE)
+    refused = TWO_DVS.raised(sql.col("location"), as_type=deletes_type(encrypted))
     equality = sql.filter(joined, lambda delete: delete["content"] == int(ContentType.EQUALITY_DELETES))
     merged = sql.when(sql.size(joined) == 0, only_dv).when(has_another, refused)
     return sql.when(sql.col("dv_location").isNull(), joined).otherwise(merged.otherwise(sql.concat(equality, only_dv)))
@@ -242,7 +245,7 @@ def match_deletes(entries: ScanEntries) -> MatchedEntries:
     choice = entries.choice
     matched = attach_deletes(entries.data, entries.deletes, choice.pruned.filter.state)
     if choice.coplanned is not None:
-        merged = with_dv(sql.col(DELETES), choice.coplanned.deletes)
+        merged = with_dv(sql.col(DELETES), choice.coplanned.deletes, encrypted=entries.deletes.encrypted)
         columns = [sql.col(sql.quoted(name)).alias(name) for name in names(entries.data)]
         matched = select(matched, [*columns, shown_deletes(merged)])
     return MatchedEntries(choice, matched)

@@ -42,6 +42,7 @@ from sparkmeta.rows.masks import DRIVER_REQUESTS
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import map_arrow, map_on_driver, read_tasks
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -69,6 +70,8 @@ PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
 )  # fmt: skip
 """The columns of a plan that tasks need to read a data file."""
+_OPTIONAL = (PARTITION, KEY_METADATA, SELECTED_BY, *CHANGE_COLUMNS)
+"""Further columns that they need of the plans that have them."""
 
 
 def read_by_tasks(
@@ -180,7 +183,7 @@ def read_in_batches(
 
 def _whole_files(planned: pa.Table) -> pa.Table:
     """Return the `parts` of files that are not cut."""
-    further_columns = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
+    further_columns = [name for name in _OPTIONAL if name in planned.column_names]
     units = planned.select([*PLANNED, *further_columns]).append_column(
         START, pa.repeat(pa.scalar(0, pa.int64()), len(planned))
     )
@@ -238,7 +241,7 @@ def parts_table(planned: pa.Table, *others: str) -> tuple[pa.Table, np.ndarray[A
     names = [
         *PLANNED,
         *others,
-        *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names),
+        *(name for name in _OPTIONAL if name in planned.column_names),
     ]
     stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
     rows = planned.select(names).take(pa.array(files)).append_column(START, pa.array(part * PART_BYTES))
@@ -347,7 +350,7 @@ def _identity_indices(state: TableState) -> dict[int, dict[int, int | None]]:
 
 def planned_parts(planned: DataFrame) -> DataFrame:
     """Return the `parts` of files with the columns that tasks need to read their rows."""
-    return parts(planned, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns))
+    return parts(planned, *(name for name in _OPTIONAL if name in planned.columns))
 
 
 def parts(planned: DataFrame, *others: str) -> DataFrame:

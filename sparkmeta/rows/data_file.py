@@ -363,6 +363,7 @@ class _ParquetFile:
         self._location = location
         self._file = pq.ParquetFile(
             reader.open(location),
+            decryption_properties=reader.keys.parquet_decryption(location),
             buffer_size=_PAGE_BUFFER,
             pre_buffer=False,
             coerce_int96_timestamp_unit="us",

@@ -18,6 +18,7 @@ from sparkmeta.expr.arrays import default_scalar, field_id, narrowed
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import translated_read_errors
+from sparkmeta.storage.encryption import KEY_METADATA, FileKeys
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.vectors import vector_of, vector_range
 
@@ -112,7 +113,7 @@ class DeleteRows:
 
     Each input row is a delete file: location, file_format, and `deletes`, its entries in manifests, a list of
     struct<record_count, referenced_data_file, content_offset, content_size_in_bytes, spec_id>, and partition if the
-    table has any. A Puffin file has an entry for each deletion vector.
+    table has any. A Puffin file has an entry for each deletion vector. Files of encrypted tables have key_metadata.
 
     Attributes:
         schema: the schema of the result.
@@ -142,10 +143,17 @@ class DeleteRows:
     def _rows(self, files: pa.RecordBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
         location, file_format = (files.column(name)[index].as_py() for name in ("location", "file_format"))
         entries = files.column("deletes")[index].values
+        keys = FileKeys()
+        if KEY_METADATA in files.schema.names:
+            keys.learn(location, file_format, files.column(KEY_METADATA)[index].as_py())
+        if (stream := keys.stream_of(location)) is not None:
+            data = stream.decrypted(data)
         if file_format == "PUFFIN":
             yield from self._vectors(entries, location, data)
             return
-        for columns in _read(data, file_format, location, self.row, self._row_type):
+        readers = _READERS | {"PARQUET": partial(_parquet, keys.parquet_decryption(location))}
+        row_columns = partial(_row_columns, row=self.row, row_type=self._row_type)
+        for columns in _columns_of(data, file_format, location, row_columns, readers):
             columns["file_path"] = data_paths(columns["file_path"], location, self.locations)
             for entry in range(len(entries)):
                 yield self._batch(columns, entries.take(pa.array([entry] * len(columns["pos"]))), location)
@@ -227,12 +235,6 @@ def data_paths(paths: pa.Array, location: str, locations: Locations) -> pa.Array
     return resolved(paths, locations.before_version_4, location, "file_path")
 
 
-def _read(data: bytes, file_format: str, location: str, row: RowField, row_type: pa.DataType) -> Iterator[Columns]:
-    """Yield file_path, pos and row of a position delete file in batches."""
-    columns = partial(_row_columns, row=row, row_type=row_type)
-    yield from _columns_of(data, file_format, location, columns, _READERS)
-
-
 def _columns_of(
     data: bytes,
     file_format: str,
@@ -270,8 +272,8 @@ def _position_columns(batch: pa.RecordBatch, location: str) -> Columns:
     return required
 
 
-def _parquet(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
-    yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH_ROWS)
+def _parquet(decryption: Any, data: bytes, _: str) -> Iterator[pa.RecordBatch]:
+    yield from pq.ParquetFile(pa.BufferReader(data), decryption_properties=decryption).iter_batches(BATCH_ROWS)
 
 
 def _parquet_positions(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
@@ -296,5 +298,5 @@ def _avro_positions(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]
-_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": records_with_ids}
+_READERS: dict[str, _Reader] = {"ORC": _orc, "AVRO": records_with_ids}
 _POSITION_READERS = _READERS | {"PARQUET": _parquet_positions, "AVRO": _avro_positions}

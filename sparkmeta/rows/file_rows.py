@@ -30,6 +30,7 @@ from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import translated_read_errors
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.vectors import stored_vector
 
@@ -349,8 +350,18 @@ class RowReader:
         for batch in batches:
             for index in range(len(batch)):
                 part = _Part(batch.slice(index, 1))
+                self._learn_keys(part)
                 with translated_read_errors(part.location):
                     yield from self._rows(part, deletes)
+
+    def _learn_keys(self, part: _Part) -> None:
+        """Let the reader know the keys of a data file and its deletes, if the table is encrypted."""
+        if KEY_METADATA not in part:
+            return
+        self.reader.keys.learn(part.location, part["file_format"], part[KEY_METADATA])
+        for name in {"deletes", SELECTED_BY}.intersection(part.row.schema.names):
+            for delete in part[name]:
+                self.reader.keys.learn(delete["file_path"], delete["file_format"], delete[KEY_METADATA])
 
     def _rows(self, part: _Part, deletes: DeleteReader) -> Iterator[pa.RecordBatch]:
         file = open_data_file(self.reader, part.location, part["file_format"])

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -33,11 +33,12 @@ from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.settings import PREFIX
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.location import spark_path_key, spark_uri
 from sparkmeta.storage.reading import STRICT_PARQUET, failing_if_skipped, read_parquet, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -366,6 +367,12 @@ _DELETES: Final = pa.schema(
     ]
 )
 """The fields of a delete that readers need."""
+_KEY: Final = pa.field(KEY_METADATA, pa.binary())
+
+
+def _delete_schema(*, encrypted: bool) -> pa.Schema:
+    """Return `_DELETES`, with the key metadata of delete files of encrypted tables."""
+    return _DELETES.append(_KEY) if encrypted else _DELETES
 
 
 @dataclass(frozen=True)
@@ -393,10 +400,15 @@ class RowPlan:
             A list with at most one table.
         """
         delete = sql.col(_DELETE)
-        fields = [_entry_id(delete).alias(ENTRY_ID), *(delete[name].alias(name) for name in (*ENTRY, *_DELETES.names))]
+        names = (*ENTRY, *_delete_schema(encrypted=state.is_encrypted).names)
+        fields = [_entry_id(delete).alias(ENTRY_ID), *(delete[name].alias(name) for name in names)]
         frames = [
             frame_of(deletes.entries, state).selectExpr(
-                public_delete(delete_struct(state), deletes.manifests).alias(_DELETE).selected
+                public_delete(
+                    delete_struct(state, encrypted=deletes.encrypted), deletes.manifests, encrypted=deletes.encrypted
+                )
+                .alias(_DELETE)
+                .selected
             )
             for deletes in self.deletes
             if deletes.entries is not None and not deletes.only_dvs
@@ -473,14 +485,16 @@ class PlannedFiles:
         """
         partition = [PARTITION] if state.types.partition_type.fields else []
         deletes = sql.col(DELETES)
-        named = sql.transform(sql.filter(deletes, names_file), _needed).alias(FILE_DELETES)
+        schema = _delete_schema(encrypted=state.is_encrypted)
+        needed = partial(_needed, schema.names)
+        named = sql.transform(sql.filter(deletes, names_file), needed).alias(FILE_DELETES)
         unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
-        names = (*_COLUMNS, *partition, PARTITION_KEY, *others)
+        names = (*_COLUMNS, *state.key_columns, *partition, PARTITION_KEY, *others)
         columns = [*sql.columns(*names), named]
         if all(isinstance(plan.rows, pa.Table) for plan in plans):
             rows = RowPlan.union(plans, state).rows
             assert isinstance(rows, pa.Table)
-            table, (ids_of_files, shared) = select(rows, columns), _numbered(evaluate.values(rows, unnamed))
+            table, (ids_of_files, shared) = select(rows, columns), _numbered(evaluate.values(rows, unnamed), schema)
         else:
             columns.append(sql.transform(unnamed, _entry_id).alias(ENTRY_ID))
             with translated_errors():
@@ -492,10 +506,10 @@ class PlannedFiles:
                     if _any(ids_of_files)
                     else []
                 )
-        codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)
+        codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(schema)
         if _any(ids_of_files):
             all_deletes = with_plain_types(pa.concat_tables(shared, promote_options="permissive"))
-            codes, sets = delete_sets(ids_of_files, all_deletes, _DELETES)
+            codes, sets = delete_sets(ids_of_files, all_deletes, schema)
         return PlannedFiles(table.append_column(DELETE_SET, pa.array(codes)), sets)
 
     def __len__(self) -> int:
@@ -659,7 +673,7 @@ def _any(lists: pa.ListArray) -> bool:
     return len(lists.flatten()) > 0
 
 
-def _numbered(deletes: pa.ListArray) -> tuple[pa.ListArray, list[pa.Table]]:
+def _numbered(deletes: pa.ListArray, schema: pa.Schema) -> tuple[pa.ListArray, list[pa.Table]]:
     """Return the deletes of files as `ENTRY_ID`s, and a table with these and the deletes; see `delete_sets`."""
     offsets, elements = compact_lists(deletes)
     entries = pa.Table.from_struct_array(elements)
@@ -667,7 +681,7 @@ def _numbered(deletes: pa.ListArray) -> tuple[pa.ListArray, list[pa.Table]]:
     numbers = manifests.indices.cast(pa.int64()).to_numpy()
     ids = pa.array(numbers << _ORDINAL_BITS | entries.column(ENTRY[1]).to_numpy())
     return pa.ListArray.from_arrays(offsets, ids), [
-        entries.select([*ENTRY, *_DELETES.names]).append_column(ENTRY_ID, ids)
+        entries.select([*ENTRY, *schema.names]).append_column(ENTRY_ID, ids)
     ]
 
 
@@ -675,10 +689,11 @@ def _entry_id(delete: Sql) -> Sql:
     return sql.call("xxhash64", *(delete[name] for name in ENTRY))
 
 
-def _needed(delete: Sql) -> Sql:
-    return sql.struct(*(delete[name].alias(name) for name in _DELETES.names))
+def _needed(names: Iterable[str], delete: Sql) -> Sql:
+    return sql.struct(*(delete[name].alias(name) for name in names))
 
 
 def _file_deletes(table: pa.Table) -> pa.Table:
     """Return the concatenated `FILE_DELETES` of all files."""
-    return pa.Table.from_struct_array(whole(table.column(FILE_DELETES)).flatten()).cast(_DELETES)
+    schema = _delete_schema(encrypted=KEY_METADATA in table.column_names)
+    return pa.Table.from_struct_array(whole(table.column(FILE_DELETES)).flatten()).cast(schema)

@@ -58,6 +58,7 @@ from sparkmeta.rows.planned import (
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -292,11 +293,13 @@ def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
 
 
 def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
-    """Return which files Spark can read, by their store, format, name and length."""
+    """Return which files Spark can read, by their store, format, name and length. It has no keys of encrypted ones."""
     is_parquet = pc.equal(pc.utf8_upper(files.column("file_format")), "PARQUET")
     is_unfit = pc.match_substring_regex(files.column("file_path"), f"{_HIDDEN}|{_LOCAL_WITH_COLON}")
     has_bytes = pc.greater(files.column("file_size_in_bytes"), 0)
     flags: Flags = np.asarray(pc.and_(pc.and_not(is_parquet, is_unfit), has_bytes))
+    if KEY_METADATA in files.column_names:
+        flags &= np.asarray(files.column(KEY_METADATA).is_null())
     return flags & _spark_opens(state, files.column("file_path"))
 
 

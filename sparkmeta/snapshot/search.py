@@ -189,6 +189,17 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
 # The columns of an entry that a search returns.
 SEARCH_COLUMNS = DV_COLUMNS
 
+
+def search_projection(state: TableState, stats: Iterable[int] = ()) -> EntryProjection:
+    """Return the projection of the entries that a search returns: `SEARCH_COLUMNS`, with the keys of encrypted files.
+
+    Args:
+        state: the table.
+        stats: the columns whose stats are read.
+    """
+    return state.projection((*SEARCH_COLUMNS, *state.key_columns), stats)
+
+
 # Maximum number of paths that a query contains as literals.
 _LITERALS = 200
 
@@ -296,7 +307,7 @@ class PathSearch:
             Live entries of `SEARCH_COLUMNS` that have one of the paths, regardless of their offset.
         """
         missing, searched = list(dict.fromkeys(names)), pa.array([], pa.int32())
-        tables = [state.projection(SEARCH_COLUMNS).schema.empty_table()]
+        tables = [search_projection(state).schema.empty_table()]
         for candidates in stages:
             if not missing:
                 break
@@ -311,7 +322,7 @@ class PathSearch:
     def search(self, state: TableState, manifests: pa.Table, paths: Iterable[str]) -> pa.Table:
         """Return the live entries of manifests, rows of `state.manifests`, that have one of the paths."""
         distinct = frozenset(paths)
-        schema = state.projection(SEARCH_COLUMNS).schema
+        schema = search_projection(state).schema
         if not distinct or not len(manifests):
             return schema.empty_table()
         ordered = sorted(distinct)
@@ -324,7 +335,7 @@ class PathSearch:
 
 def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
     """Return the live entries of manifests, rows of `state.manifests`, with `SEARCH_COLUMNS`."""
-    return state.live_entries(manifests, state.projection(SEARCH_COLUMNS))
+    return state.live_entries(manifests, search_projection(state))
 
 
 def live_relation(state: TableState, manifests: pa.Table, projection: EntryProjection | None = None) -> Relation:
@@ -335,7 +346,7 @@ def live_relation(state: TableState, manifests: pa.Table, projection: EntryProje
         manifests: rows of `state.manifests`.
         projection: what to read; by default `SEARCH_COLUMNS`.
     """
-    columns = projection or state.projection(SEARCH_COLUMNS)
+    columns = projection or search_projection(state)
     entries = state.reader.driver_table(manifests, columns)
     return state.live_entries(manifests, columns) if entries is None else entries.filter(is_live(entries))
 
@@ -348,7 +359,7 @@ def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
     rows = conform(rows, tree_schema(state.types.stats_types))
     part = ManifestPart(-1, state.metadata.location, 0, ManifestContext(None, None, None))
     ordinals = pa.nulls(len(rows), pa.int64())
-    return entries_of_rows(rows, ordinals, part, state.projection(SEARCH_COLUMNS), state.types.tree_types)
+    return entries_of_rows(rows, ordinals, part, search_projection(state), state.types.tree_types)
 
 
 def names_of(entries: pa.Table) -> list[FileName]:
@@ -374,7 +385,7 @@ def _at_manifest(entries: pa.Table, manifest: int) -> pa.Table:
 
 
 def _entries_with(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
-    projection = state.projection(SEARCH_COLUMNS)
+    projection = search_projection(state)
     tables = [projection.schema.empty_table()]
     if state.tree is None:
         tables.append(_query(state, manifests, column, values))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError, UnsupportedError
 from sparkmeta.session import is_connect
 from sparkmeta.spec.iso_times import moment_of
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import executor_reader, how_tasks_can
 from sparkmeta.storage.location import is_local
@@ -308,6 +309,18 @@ class TableState:
         return self.sessions.settings()
 
     @cached_property
+    def is_encrypted(self) -> bool:
+        """Whether files of the table may be encrypted."""
+        from sparkmeta.spec.metadata import is_encrypted
+
+        return is_encrypted(self.metadata)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The column of entries with the key metadata of files, if the table is encrypted."""
+        return (KEY_METADATA,) if self.is_encrypted else ()
+
+    @cached_property
     def types(self) -> TableTypes:
         """The types of values in the snapshot's manifests."""
         from sparkmeta.manifests.types import table_types
@@ -354,7 +367,9 @@ class TableState:
         from sparkmeta.manifests.reader import ManifestReader
 
         trees = self.types.tree_types if self.has_trees else None
-        return ManifestReader(self.sessions, self.settings, self.access, self.types, self.tree, trees)
+        return ManifestReader(
+            self.sessions, self.settings, self.access, self.types, self.tree, trees, self.is_encrypted
+        )
 
 
 def task_reader(state: TableState) -> ExecutorReader:

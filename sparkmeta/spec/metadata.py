@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
 __all__ = [
+    "ENCRYPTION_KEY_ID",
     "LAYOUT_REVISION",
     "LAYOUT_REVISION_KEY",
     "MAIN",
@@ -163,7 +164,7 @@ def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, 
 NEWEST_FORMAT_VERSION = 4
 MAIN = "main"
 
-_ENCRYPTION_KEY = "encryption.key-id"
+ENCRYPTION_KEY_ID = "encryption.key-id"
 
 _VERSIONS: dict[int, type[TableMetadata]] = {
     1: TableMetadataV1,
@@ -331,7 +332,7 @@ def is_encrypted(metadata: TableMetadata) -> bool:
     """Return whether a table has an encryption key for its files or for a snapshot's."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
     encrypted = any(snapshot.key_id is not None for snapshot in metadata.stored_snapshots)
-    return bool(keys) or encrypted or _ENCRYPTION_KEY in metadata.properties
+    return bool(keys) or encrypted or ENCRYPTION_KEY_ID in metadata.properties
 
 
 def refuse_encrypted(metadata: TableMetadata, why: str) -> None:

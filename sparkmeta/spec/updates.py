@@ -328,6 +328,7 @@ _ID_KEYS = {
     "snapshots": "snapshot-id",
     "statistics": "snapshot-id",
     "partition-statistics": "snapshot-id",
+    "encryption-keys": "key-id",
 }
 _MAPS = {"properties", "refs"}
 # The catalog derives these from the updates.
@@ -521,6 +522,13 @@ def _statistics(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
 
 
 # In the order of requests: updates follow what they refer to.
+def _encryption_keys(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    for element in changes.set().values():
+        yield {"action": "add-encryption-key", "encryption-key": element}
+    for key_id in changes.removed():
+        yield {"action": "remove-encryption-key", "key-id": key_id}
+
+
 _UPDATES: dict[str, Callable[[_FieldChanges], Iterator[dict[str, Any]]]] = {
     "table-uuid": _field_update("assign-uuid", "uuid"),
     "format-version": _field_update("upgrade-format-version", "format-version"),
@@ -532,6 +540,7 @@ _UPDATES: dict[str, Callable[[_FieldChanges], Iterator[dict[str, Any]]]] = {
     "sort-orders": _additions("add-sort-order", "sort-order"),
     "default-sort-order-id": _selection("set-default-sort-order", "sort-order-id", "sort-orders"),
     "properties": _properties,
+    "encryption-keys": _encryption_keys,
     "snapshots": _snapshots,
     "refs": _refs,
     "statistics": _statistics,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.storage import writing
@@ -17,6 +18,7 @@ from sparkmeta.storage.content import (
     read_local,
     read_local_range,
 )
+from sparkmeta.storage.encryption import FileKeys
 from sparkmeta.storage.location import is_local, local_path
 
 if TYPE_CHECKING:
@@ -30,26 +32,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutorReader:
-    """A reader of files in Spark tasks: of local files by ``open``, of others by a FileIO with the given properties."""
+    """A reader of files in Spark tasks: of local files by ``open``, of others by a FileIO with the given properties.
+
+    It decrypts the streams whose keys it has learned. Encrypted Parquet files are read as they are stored.
+    """
 
     # The properties may contain credentials.
     io_properties: dict[str, str] | None = field(default=None, repr=False)
+    keys: FileKeys = field(default_factory=FileKeys, repr=False, compare=False)
     _io: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
         """Return the content of a file. Raises NotFoundError."""
-        return read_local(location) if is_local(location) else read_io(self._opened(location), location)
+        content = read_local(location) if is_local(location) else read_io(self._opened(location), location)
+        stream = self.keys.stream_of(location)
+        return content if stream is None else stream.decrypted(content)
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
         """Return a range of a file, up to its end. Raises NotFoundError."""
-        if is_local(location):
-            return read_local_range(location, offset, size)
-        return read_io_range(self._opened(location), location, offset, size)
+        read = partial(read_local_range, location)
+        if not is_local(location):
+            read = partial(read_io_range, self._opened(location), location)
+        stream = self.keys.stream_of(location)
+        return read(offset, size) if stream is None else stream.read_range(read, offset, size)
 
     def open(self, location: str) -> pa.NativeFile:
         """Open a file for reads at any offset, in Arrow's form. Raises NotFoundError."""
         import pyarrow as pa
 
+        if self.keys.stream_of(location) is not None:
+            return pa.BufferReader(self.read(location))
         if is_local(location):
             try:
                 return pa.OSFile(local_path(location))
@@ -60,6 +72,8 @@ class ExecutorReader:
 
     def length(self, location: str) -> int:
         """Return the length of a file in bytes. Raises NotFoundError."""
+        if (stream := self.keys.stream_of(location)) is not None:
+            return stream.length
         return local_length(location) if is_local(location) else io_length(self._opened(location), location)
 
     def walk(self, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:

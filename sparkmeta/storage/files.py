@@ -7,7 +7,7 @@ import platform
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.util import find_spec
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.session import SessionSource
     from sparkmeta.settings import Settings
+    from sparkmeta.storage.keys import TableKeys
 
 
 # -- Do a Spark Connect server and its client share files? ------------------------------------------------------------
@@ -133,6 +134,10 @@ class Files(Protocol):
     file may exist.
     """
 
+    @property
+    def keys(self) -> TableKeys | None:
+        """The keys of encrypted tables; None if no key client is configured."""
+
     def read(self, location: str) -> bytes:
         """Return the content of a file."""
 
@@ -186,6 +191,8 @@ class Files(Protocol):
 @dataclass(frozen=True)
 class LocalFiles:
     """Local files."""
+
+    keys: TableKeys | None = field(default=None, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
         return read_local(location)
@@ -250,6 +257,7 @@ class IOFiles:
     """Files of a pyiceberg FileIO, with the credentials of its catalog."""
 
     source: FileIO | VendedIO
+    keys: TableKeys | None = field(default=None, repr=False, compare=False)
 
     @property
     def io(self) -> FileIO:
@@ -305,6 +313,7 @@ class SparkFiles:
     """
 
     sessions: SessionSource
+    keys: TableKeys | None = field(default=None, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
         row = self._only(location, "content")
@@ -414,19 +423,27 @@ IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.
 """The beginnings of the names of a FileIO's properties in pyiceberg's configuration."""
 
 
-def files_for(sessions: SessionSource, location: str, io: FileIO | VendedIO | None = None) -> Files:
+def files_for(
+    sessions: SessionSource, location: str, io: FileIO | VendedIO | None = None, keys: TableKeys | None = None
+) -> Files:
     """Return the driver's access to a location: Python for local files, else ``io`` if it is not None, else Spark.
 
     With Spark Connect, local files are the server's. Python opens the files that the client sees too; Spark reads
     others. Nothing here starts a session.
+
+    Args:
+        sessions: where the session comes from.
+        location: the location.
+        io: the FileIO.
+        keys: the keys of encrypted tables.
 
     Raises:
         SessionError: the caller's session was stopped.
     """
     session = sessions.running()
     if is_local(location) and (session is None or not is_connect(session) or shares_disk(session, location)):
-        return LocalFiles()
-    return SparkFiles(sessions) if io is None or is_local(location) else IOFiles(io)
+        return LocalFiles(keys)
+    return SparkFiles(sessions, keys) if io is None or is_local(location) else IOFiles(io, keys)
 
 
 def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:

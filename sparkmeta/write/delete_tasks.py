@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkmeta.entries.manifest_records import map_type
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.sorted_manifests import task_rows
 from sparkmeta.rows.delete_rows import deleted_positions
 from sparkmeta.rows.file_rows import MatchingRows
@@ -22,6 +23,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
 from sparkmeta.storage.content import read_ranges
+from sparkmeta.storage.encryption import KEY_METADATA, Decrypting, Stream, encrypted
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
@@ -54,6 +56,7 @@ VECTOR_SCHEMA = pa.schema(
         pa.field("record_count", pa.int64()),
         pa.field("file_size_in_bytes", pa.int64()),
         pa.field("sequence_number", pa.int64()),
+        pa.field(KEY_METADATA, pa.binary()),
     ]
 )
 """New deletion vectors, with columns of `inspect.files`, and the greatest sequence number of their masks."""
@@ -73,11 +76,12 @@ def read_masks(
         reader: opens files.
         locations: resolves the paths in position delete files.
         batches: rows of `location`, `file_format` and `vectors`, the deletion vectors of a Puffin file as a list of
-            struct<referenced_file, offset, size_in_bytes, record_count>.
+            struct<referenced_file, offset, size_in_bytes, record_count>. Files of encrypted tables have key_metadata.
     """
     for row in task_rows(batches):
-        location = row["location"]
-        masks = _vectors(reader, row) if row["file_format"] == "PUFFIN" else _positions(reader, locations, row)
+        location, key = row["location"], row.get(KEY_METADATA)
+        opened = reader if key is None else _decrypting(reader, row, key)
+        masks = _vectors(opened, row) if row["file_format"] == "PUFFIN" else _positions(opened, locations, row)
         columns: list[list[Any]] = [[], [], [], []]
         for mask in masks:
             for column, value in zip(columns, (location, *mask), strict=True):
@@ -90,9 +94,21 @@ def read_masks(
 
 
 _Mask = tuple[str, bytes, int]
+Reader = ExecutorReader | Files | Decrypting
 
 
-def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
+def _decrypting(reader: ExecutorReader | Files, row: Mapping[str, Any], key: bytes) -> Decrypting:
+    """Return a reader of an encrypted delete file.
+
+    Raises:
+        UnsupportedError: it is a Parquet file.
+    """
+    if row["file_format"].upper() == "PARQUET":
+        raise UnsupportedError(f"{row['location']}: encrypted position delete files of format Parquet can't be merged")
+    return Decrypting(reader, Stream.of(row["location"], key))
+
+
+def _vectors(reader: Reader, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deletion vectors of a Puffin file. Only their checksums are verified."""
     vectors = row["vectors"]
     ranges = [vector_range(row["location"], vector["offset"], vector["size_in_bytes"]) for vector in vectors]
@@ -102,7 +118,7 @@ def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_M
         yield vectors[index]["referenced_file"], blob, count
 
 
-def _positions(reader: ExecutorReader | Files, locations: Locations, row: dict[str, Any]) -> Iterator[_Mask]:
+def _positions(reader: Reader, locations: Locations, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deleted positions of each data file in a position delete file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
     location, content = row["location"], reader.read(row["location"])
@@ -172,12 +188,14 @@ class VectorTasks:
     Attributes:
         folder: the folder of the files.
         target_bytes: the target size of a file.
+        data_key_length: the length of the keys of encrypted files in bytes; None if files are not encrypted.
         name: the prefix of the files' names, unique to this write.
     """
 
     writer: ExecutorWriter | Files
     folder: str
     target_bytes: int
+    data_key_length: int | None
     name: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -205,7 +223,8 @@ class VectorTasks:
     ) -> pa.RecordBatch:
         file = write_puffin([blob for _, blob, _, _ in blobs])
         location = join(self.folder, f"{self.name}-{uuid.uuid4()}-deletes.puffin")
-        write_new(location, file.data)
+        data, key_metadata = encrypted(file.data, self.data_key_length)
+        write_new(location, data)
         paths, _, counts, sequence_numbers = zip(*blobs, strict=True)
         columns = [
             paths,
@@ -213,8 +232,9 @@ class VectorTasks:
             [stored.offset for stored in file.blobs],
             [stored.length for stored in file.blobs],
             counts,
-            [len(file.data)] * len(blobs),
+            [len(data)] * len(blobs),
             sequence_numbers,
+            [key_metadata] * len(blobs),
         ]
         return pa.RecordBatch.from_arrays([*map(pa.array, columns, VECTOR_SCHEMA.types)], schema=VECTOR_SCHEMA)
 
@@ -255,6 +275,7 @@ WRITTEN_SCHEMA = pa.schema(
         pa.field("split_offsets", pa.list_(pa.int64())),
         *(pa.field(name, map_type(name)) for name in ("column_sizes", *BOUNDS)),
         pa.field("sequence_number", pa.int64()),
+        pa.field(KEY_METADATA, pa.binary()),
     ]
 )
 """New deletion vectors and position delete files, with columns of `inspect.files`.

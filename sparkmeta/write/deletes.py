@@ -45,7 +45,9 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.schema import id_of_column, path_to, pruned
 from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.spec.transforms import field_sources, is_unknown
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.keys import data_key_length
 from sparkmeta.write.delete_tasks import (
     BOUNDS,
     MASK_SCHEMA,
@@ -287,7 +289,8 @@ class _Writer(ABC):
         by_delete_file = deletes.groupBy(
             F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
         )
-        units = by_delete_file.agg(F.collect_list(vector.column()).alias("vectors"))
+        keys = [F.first(f"delete.{name}").alias(name) for name in self.state.key_columns]
+        units = by_delete_file.agg(F.collect_list(vector.column()).alias("vectors"), *keys)
         read = partial(read_masks, task_reader(self.state), self.state.types.locations)
         masks = map_arrow(units.repartition(read_tasks(self.state.spark, len(older))), read, MASK_SCHEMA)
         applied = deletes.select("data_path", F.col("delete.file_path").alias("delete_path"))
@@ -326,7 +329,8 @@ class _VectorWriter(_Writer):
         return WrittenDeletes(some_columns(written, [name for name in names(written) if name not in bounds]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
-        return VectorFileTasks(VectorTasks(writer, self.folder, self.target_bytes))
+        length = data_key_length(self.state.metadata)
+        return VectorFileTasks(VectorTasks(writer, self.folder, self.target_bytes, length))
 
     def _older(self) -> pa.Table:
         """Return all position deletes of the data files. A delete file of several data files occurs once for each."""
@@ -400,12 +404,16 @@ class _FileWriter(_Writer):
 
 def _units(deletes: pa.Table) -> pa.Table:
     """Return deletes as units of work for `read_masks`."""
-    units: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    units: dict[tuple[str, str, bytes | None], list[dict[str, Any]]] = {}
     for path, delete in zip(*(deletes.column(name).to_pylist() for name in ("data_path", "delete")), strict=True):
-        vectors = units.setdefault((delete["file_path"], delete["file_format"]), [])
+        key = (delete["file_path"], delete["file_format"], delete.get(KEY_METADATA))
+        vectors = units.setdefault(key, [])
         blob = {"offset": delete["content_offset"], "size_in_bytes": delete["content_size_in_bytes"]}
         vectors.append({"referenced_file": path, **blob, "record_count": delete["record_count"]})
-    rows = [{"location": key[0], "file_format": key[1], "vectors": vectors} for key, vectors in units.items()]
+    rows = [
+        {"location": path, "file_format": file_format, KEY_METADATA: key, "vectors": vectors}
+        for (path, file_format, key), vectors in units.items()
+    ]
     return pa.Table.from_pylist(rows)
 
 

@@ -41,6 +41,7 @@ from sparkmeta.rows.orc import (
 )
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.storage.encryption import EncryptingSink, FileKey, parquet_encryption
 from sparkmeta.write.file_schema import written
 from sparkmeta.write.parquet_footer import FooterSink
 
@@ -315,12 +316,14 @@ class Written:
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
         boxes: the lower and the upper bound of geometries, by field id.
+        key_metadata: the file's key metadata, if it is encrypted.
     """
 
     size: int
     split_offsets: list[int]
     column_sizes: dict[int, int]
     boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    key_metadata: bytes | None = None
 
 
 _POINT: Final = struct.Struct("<dd")
@@ -346,6 +349,7 @@ class ParquetOutput:
         self._changed = FooterSink(sink, variants) if variants else None
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
+        self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
 
     @property
     def size(self) -> int:
@@ -375,6 +379,7 @@ class ParquetOutput:
                 store_decimal_as_integer=True,
                 write_page_index=True,
                 metadata_collector=self._footers,
+                encryption_properties=None if self._key is None else parquet_encryption(self._key),
                 # pyarrow before 26 does not know the option.
                 **({"bloom_filter_options": filters} if filters else {}),
             )
@@ -401,7 +406,9 @@ class ParquetOutput:
                 if column in self._sized:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
         boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
-        return Written(size, offsets, sizes, {column: box for column, box in boxes.items() if box is not None})
+        known_boxes = {column: box for column, box in boxes.items() if box is not None}
+        key_metadata = None if self._key is None else self._key.with_length(size).metadata()
+        return Written(size, offsets, sizes, known_boxes, key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""
@@ -514,7 +521,9 @@ class AvroOutput:
             options: how to write it.
             notes: key-value metadata of the header.
         """
-        self._sink = sink
+        self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
+        self._sink = sink if self._key is None else EncryptingSink(sink, self._key)
+        sink = self._sink
         self._sync = os.urandom(SYNC_SIZE)
         self._pack = deflater(options.codec, options.level)
         schema = avro_schema(columns)
@@ -537,9 +546,13 @@ class AvroOutput:
 
     def close(self) -> Written:
         """Finish the file."""
-        size = self.size
+        if self._key is None:
+            size, key_metadata = self.size, None
+        else:
+            size = self._sink.finish()
+            key_metadata = self._key.with_length(size).metadata()
         self._sink.close()
-        return Written(size, [], {})
+        return Written(size, [], {}, key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""

@@ -15,6 +15,7 @@ from pyiceberg.types import BooleanType, PrimitiveType
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.spec.table_properties import choice_property, flag_property, fraction_property, number_property
+from sparkmeta.storage.keys import data_key_length
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
@@ -73,6 +74,7 @@ class WriteOptions:
         orc_strategy: whether ORC's codec favours speed or compression.
         distribution: one of `MODES`.
         shuffled_bytes: the size of the shuffled rows that adaptive execution assigns to a task.
+        data_key_length: the length of the keys of encrypted files in bytes; None if files are not encrypted.
     """
 
     file_format: str
@@ -90,6 +92,7 @@ class WriteOptions:
     orc_strategy: str
     distribution: str
     shuffled_bytes: int
+    data_key_length: int | None
 
     @staticmethod
     def of(metadata: TableMetadata) -> WriteOptions:
@@ -100,8 +103,10 @@ class WriteOptions:
             UnsupportedError: a property names a codec that the installed pyarrow lacks, or Bloom filters that it can't
                 write.
         """
-        properties = _Properties(metadata)
+        properties, key_length = _Properties(metadata), data_key_length(metadata)
         file_format = properties.choice("write.format.default", "parquet", FORMATS)
+        if file_format == "orc" and key_length is not None:
+            raise UnsupportedError(f"{metadata.location}: the table is encrypted, and ORC files can't be")
         is_sorted = bool(metadata.sort_order().fields)
         is_partitioned = not metadata.spec().is_unpartitioned()
         return WriteOptions(
@@ -122,6 +127,7 @@ class WriteOptions:
                 "write.distribution-mode", "range" if is_sorted else "hash" if is_partitioned else "none", MODES
             ),
             shuffled_bytes=properties.number("write.spark.advisory-partition-size-bytes", _SHUFFLED_BYTES),
+            data_key_length=key_length,
         )
 
 

@@ -26,6 +26,7 @@ from sparkmeta.expr.partition_text import NULL, human_strings
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.table_properties import flag_property
 from sparkmeta.spec.transforms import ColumnsBucket
+from sparkmeta.storage.encryption import KEY_METADATA
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
@@ -314,6 +315,8 @@ class DataFileTasks:
         schema = files_schema(self.partition)
         if self.equality_ids:
             schema = schema.append(pa.field("equality_ids", pa.list_(pa.int32())))
+        if self.options.data_key_length is not None:
+            schema = schema.append(pa.field(KEY_METADATA, pa.binary()))
         return schema.append(pa.field(PROBLEM, pa.string()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -530,6 +533,7 @@ def _result(tasks: DataFileTasks, files: Sequence[ClosedFile]) -> pa.RecordBatch
     metrics = [file.metrics.counts() | file.metrics.bounds() for file in files]
     columns["equality_ids"] = [tasks.equality_ids] * len(files)
     columns[PROBLEM] = [None] * len(files)
+    columns[KEY_METADATA] = [file.written.key_metadata for file in files]
     columns |= {name: [file_metrics[name] for file_metrics in metrics] for name in METRICS_MAPS[1:]}
     columns[VALUE_SIZES] = [file.metrics.value_sizes() for file in files]
     arrays = []

@@ -132,7 +132,6 @@ def test_requirements_are_of_what_changes(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"encryption_keys": [{"key-id": "k"}]}, "no update that changes encryption-keys"),
         ({"sort_orders": []}, "sort-orders can't be removed"),
     ],
 )
@@ -141,6 +140,16 @@ def test_changes_without_an_update_in_the_protocol(change: dict[str, Any], probl
     after = before.model_copy(update=change)
     with pytest.raises(UnsupportedError, match=problem):
         updates_of(changed_parts(before, after), after)
+
+
+def test_encryption_keys() -> None:
+    before = parse(3)
+    (old,) = before.encryption_keys  # type: ignore[union-attr]
+    new = {"key-id": "k2", "encrypted-key-metadata": "AAAA", "encrypted-by-id": "k1"}
+    changes = changed_parts(before, before.model_copy(update={"encryption_keys": [old, new]}))
+    assert updates_of(changes, before) == [{"action": "add-encryption-key", "encryption-key": new}]
+    changes = changed_parts(before, before.model_copy(update={"encryption_keys": []}))
+    assert updates_of(changes, before) == [{"action": "remove-encryption-key", "key-id": "k1"}]
 
 
 def test_a_tree() -> None:

@@ -60,7 +60,7 @@ from sparkmeta.plan.deletes.rules import (
     delete_struct,
     may_share_values,
 )
-from sparkmeta.plan.filter import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
+from sparkmeta.plan.filter import DELETES, deletes_type, no_deletes, public_delete, shown_deletes
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def attach_deletes(data: Relation, deletes: DeleteEntries, state: TableState) ->
     contradictions among them; if it also has the data files, for all contradictions.
     """
     if deletes.entries is None:
-        return with_columns(data, shown_deletes(NO_DELETES))
+        return with_columns(data, shown_deletes(no_deletes(deletes.encrypted)))
     if isinstance(data, pa.Table) and isinstance(deletes.entries, pa.Table):
         attached = _attach_on_driver(data, deletes, deletes.entries, state)
         if attached is not None:
@@ -104,10 +104,13 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
 
     A second, narrow pass over the DVs looks for files that have two: grouping whole DVs takes longer than the join.
     """
-    dvs = entries.selectExpr(dv_path().alias(_PATH).selected, delete_struct(state).alias(_DV).selected)
+    dvs = entries.selectExpr(
+        dv_path().alias(_PATH).selected, delete_struct(state, encrypted=deletes.encrypted).alias(_DV).selected
+    )
     joined = data.join(deletes.sized(dvs), F.expr(f"location = {_PATH}"), "left")
     dv, view, location = sql.col(_DV), data_view(state), sql.col("location")
-    shown = sql.when(dv.isNull(), NO_DELETES).otherwise(sql.array(public_delete(dv, deletes.manifests)))
+    public = public_delete(dv, deletes.manifests, encrypted=deletes.encrypted)
+    shown = sql.when(dv.isNull(), no_deletes(deletes.encrypted)).otherwise(sql.array(public))
     checked = consistent(
         (DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, dv), (location,)),
         (OLDER_DV, OLDER_DV.broken(view, dv), (location, dv["location"])),
@@ -177,7 +180,7 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     wholes = [_whole_group(scope) for scope in shared_scopes]
     joined = joined.where(checked.text).selectExpr(*columns, *map(_needed_key, wholes), _FILLER_KEY, attached)
     shared = grouped.where(f"{FACTS} IS NOT NULL")
-    public = _public(sql.col(GROUP), deletes).cast(DELETES_TYPE)
+    public = _public(sql.col(GROUP), deletes).cast(deletes_type(deletes.encrypted))
     shared = shared.selectExpr(KEY, public.alias(GROUP).selected)
     shown = sql.col(DELETES)
     for scope, name in zip(shared_scopes, wholes, strict=True):
@@ -290,7 +293,7 @@ def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence
         scopes: the columns of the groups, each null where a data file has none.
     """
     if not scopes:
-        return NO_DELETES
+        return no_deletes(deletes.encrypted)
 
     def applied(members: Sql) -> Sql:
         others = [_positions(members[scope]) for scope in (OF_PARTITION, OF_FILE) if scope in scopes]
@@ -305,7 +308,7 @@ def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence
     # The first branch also makes all fields of a delete nullable; a cast would copy each delete to do so.
     is_none = reduce(and_, (sql.col(scope).isNull() for scope in scopes))
     shown = sql.let(sql.struct(*(_members_about(scope, state) for scope in scopes)), applied)
-    return sql.when(is_none, NO_DELETES).otherwise(shown)
+    return sql.when(is_none, no_deletes(deletes.encrypted)).otherwise(shown)
 
 
 def _members_about(scope: str, state: TableState) -> Aliased:
@@ -346,7 +349,7 @@ def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
 
 
 def _public(group: Sql, deletes: DeleteEntries) -> Sql:
-    return sql.transform(group, lambda delete: public_delete(delete, deletes.manifests))
+    return sql.transform(group, lambda delete: public_delete(delete, deletes.manifests, encrypted=deletes.encrypted))
 
 
 # -- Contradictions ---------------------------------------------------------------------------------------------------

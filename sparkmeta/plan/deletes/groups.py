@@ -62,6 +62,7 @@ class DeleteEntries:
         broadcast: whether the entries are few enough to be broadcast.
         only_dvs: whether all are deletion vectors that name their data file.
         owners: small id of a leaf of a tree -> small id of the data leaf that it is affiliated to.
+        encrypted: whether the entries have the key metadata of delete files.
     """
 
     entries: Relation | None
@@ -70,6 +71,7 @@ class DeleteEntries:
     broadcast: bool = False
     only_dvs: bool = False
     owners: Mapping[int, int] = field(default_factory=dict)
+    encrypted: bool = False
 
     def sized(self, frame: DataFrame) -> DataFrame:
         """Return a relation of deletes with a join hint, since Spark can't size what Python decodes."""
@@ -80,7 +82,7 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     """Read the live entries of the delete manifests that are joined: on the driver if they are few, else lazily."""
     manifests, scan_filter, broadcast = choice.deletes, choice.pruned.filter, choice.broadcast
     if not len(manifests):
-        return DeleteEntries(None, manifests, frozenset(), broadcast)
+        return DeleteEntries(None, manifests, frozenset(), broadcast, encrypted=scan_filter.state.is_encrypted)
     state, are_dvs = scan_filter.state, choice.figures.only_dvs
     compared = frozenset() if are_dvs else equality_ids(scan_filter, manifests)
     if are_dvs is None:
@@ -91,7 +93,8 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     else:
         entries = state.entries(manifests, projection, choice.delete_reading.placement)
     matching = matching_deletes(entries, scan_filter)
-    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, owners(state, manifests))
+    of_leaves = owners(state, manifests)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, of_leaves, state.is_encrypted)
 
 
 # -- The scope of a delete, and its join keys -------------------------------------------------------------------------
@@ -294,7 +297,10 @@ def delete_groups(entries: Relation, deletes: DeleteEntries, state: TableState) 
         deletes: all deletes.
         state: the table.
     """
-    keyed = select(entries, [delete_key(deletes, state).alias(KEY), delete_struct(state).alias("delete")])
+    keyed = select(
+        entries,
+        [delete_key(deletes, state).alias(KEY), delete_struct(state, encrypted=deletes.encrypted).alias("delete")],
+    )
     if isinstance(deletes.entries, pa.Table):
         rows = keyed if isinstance(keyed, pa.Table) else keyed.toArrow()
         return DeleteGroups(_grouped(rows), _scopes(rows.column("delete")))

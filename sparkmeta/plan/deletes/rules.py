@@ -21,6 +21,7 @@ from sparkmeta.expr.conditions import identity
 from sparkmeta.expr.sql import Sql
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.storage.encryption import KEY_METADATA
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -277,7 +278,7 @@ def arrow_partition_key(entries: pa.Table) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, names=[str(index) for index in range(len(columns))])
 
 
-def delete_struct(state: TableState) -> Sql:
+def delete_struct(state: TableState, *, encrypted: bool) -> Sql:
     """Return a delete entry as a struct for groups. The sequence number comes first, so that arrays sort by it.
 
     The struct is a view. It fails, when it runs, for a delete without a sequence number.
@@ -295,6 +296,7 @@ def delete_struct(state: TableState) -> Sql:
         data_path().alias("data_path"),
         partition_key(state).alias("partition_key"),
         stats.alias(CONTENT_STATS),
+        *(sql.columns(KEY_METADATA) if encrypted else []),
     )
 
 
