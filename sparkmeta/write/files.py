@@ -149,6 +149,8 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
     refuse_kinds(schema, metadata.location, *_REFUSED[options.file_format])
+    if options.data_key_length is not None and options.file_format == "parquet":
+        refuse_kinds(schema, metadata.location, "variant", "which can't be marked in encrypted Parquet files")
     columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
     location_provider = LocationProvider.of(

@@ -552,7 +552,7 @@ class AvroOutput:
             size = self._sink.finish()
             key_metadata = self._key.with_length(size).metadata()
         self._sink.close()
-        return Written(size, [], {}, key_metadata)
+        return Written(size, [], {}, key_metadata=key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""

@@ -17,6 +17,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 import sparkmeta as sm
 from sparkmeta.errors import EncryptionError, InvalidArgumentError, UnsupportedError
+from sparkmeta.spec.schema import VariantType
 from sparkmeta.storage import keys
 from sparkmeta.storage.encryption import FileKey, Stream
 from sparkmeta.storage.keys import manifest_list_key
@@ -61,9 +62,9 @@ class Encrypted:
 
     @property
     def ids(self) -> list[int]:
-        found = self.table.scan().to_arrow()
-        assert found.column("data").to_pylist() == [f"visible-{number}" for number in found.column("id").to_pylist()]
-        return sorted(found.column("id").to_pylist())
+        read = self.table.scan().to_arrow()
+        assert read.column("data").to_pylist() == [f"visible-{number}" for number in read.column("id").to_pylist()]
+        return sorted(read.column("id").to_pylist())
 
     def files(self) -> Iterator[Path]:
         return (path for path in self.folder.glob("warehouse/db/t/*/**/*") if path.is_file())
@@ -330,6 +331,16 @@ def test_invalid_lengths_of_keys(tmp_path: Path, length: str) -> None:
     encrypted = Encrypted(tmp_path, **{"encryption.data-key-length": length})
     before = {*encrypted.files()}
     with pytest.raises(InvalidArgumentError, match=rf"encryption.data-key-length is '{length}', not 16, 24 or 32"):
+        encrypted.table.append(rows(0, 3))
+    assert {*encrypted.files()} == before
+
+
+def test_refused_variants(tmp_path: Path) -> None:
+    """A variant is marked in a footer, which is encrypted."""
+    encrypted = Encrypted(tmp_path)
+    encrypted.table.update_schema().add_column("v", VariantType()).commit()
+    before = {*encrypted.files()}
+    with pytest.raises(UnsupportedError, match=r"column v .*variant, which can't be marked in encrypted Parquet files"):
         encrypted.table.append(rows(0, 3))
     assert {*encrypted.files()} == before
 
