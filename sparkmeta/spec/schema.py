@@ -328,6 +328,8 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
         seconds = to_human_timestamp(micros - micros % 1_000_000)[:19]
         zone = "+00:00" if isinstance(kind, t.TimestamptzNanoType) else ""
         return f"{seconds}.{micros % 1_000_000:06}{nanos:03}{zone}"
+    if isinstance(kind, _WITHOUT_DEFAULT):
+        return value  # which readers refuse
     if isinstance(kind, _DATES) and isinstance(value, int):
         if isinstance(kind, t.DateType):
             return iso_date(value)

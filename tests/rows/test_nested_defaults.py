@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+from pyiceberg.types import (
+    GeometryType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UnknownType,
+)
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.spec.schema import schema_from_json, schema_to_json
+from sparkmeta.spec.schema import VariantType, schema_from_json, schema_to_json
 from tests.peers.java import Java
 from tests.peers.workshop import Workshop
 from tests.rows.test_default_types import DEFAULTS
@@ -294,6 +304,14 @@ def test_defaults_that_the_spec_forbids(kind: Any, default: Any, problem: str) -
     field = {"id": 1, "name": "a", "required": False, "type": kind, "write-default": default}
     with pytest.raises(CorruptFileError, match=rf"schema: fields\[0\]\.write-default.*{problem}"):
         schema_from_json({"type": "struct", "schema-id": 0, "fields": [field]})
+
+
+@pytest.mark.parametrize("kind", [UnknownType(), VariantType(), GeometryType()])
+def test_a_new_table_has_no_default_that_the_spec_forbids(kind: Any, tmp_path: Path) -> None:
+    field = NestedField(2, "b", kind).model_copy(update={"write_default": "1"})
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    with pytest.raises(sm.ValidationError, match="write-default of the new schema is '1': a default of type"):
+        catalog.create_table("db.t", Schema(X, field), format_version=3)
 
 
 def test_a_new_table_has_no_values_in_the_default_of_a_struct(tmp_path: Path) -> None:
