@@ -224,7 +224,8 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
+            UnsupportedError: the table is encrypted and has another format version than 3, or has manifest lists of
+                format version 4.
             ValidationError: at commit: main already has the snapshot, its `wap.id` or its idempotency key, or the
                 snapshot has another operation.
             CommitConflictError: at commit: files or partitions that the snapshot replaced have changed.

@@ -83,9 +83,10 @@ def table_match(source: TableState, target: TableState, spec_ids: Collection[int
 
     Raises:
         ValidationError: a column or a partition spec of the source means something else in the target.
-        UnsupportedError: the source is encrypted.
+        UnsupportedError: one of the tables is encrypted.
     """
     refuse_encrypted(source.metadata, "and its files can't be added to another")
+    refuse_encrypted(target.metadata, "and the files of another table have no keys")
     _check_schemas(source, target)
     _check_name_mapping(source, target)
     specs = _specs(source, target, spec_ids)

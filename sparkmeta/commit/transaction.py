@@ -108,7 +108,9 @@ class Transaction(Generic[TableT]):
                 later one, the transaction commits nothing; see `repetition_of`.
 
         Raises:
-            UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
+            UnsupportedError: the table is encrypted and has another format version than 3, or has manifest lists of
+                format version 4.
+            EncryptionError: the table is encrypted, and a key is missing, refused or wrong.
             ValidationError: the branch is a tag, or a property is not a string; the transaction has another key; or a
                 snapshot has the session's `spark.wap.id` already.
         """

@@ -107,7 +107,7 @@ def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
 
     Raises:
         NoSuchSnapshotError: the table has no such snapshot.
-        UnsupportedError: the table is encrypted.
+        EncryptionError: the table is encrypted, and a key is missing, refused or wrong.
         CorruptFileError: the root, or a deletion vector that is drawn, is damaged.
     """
     if snapshot_id is not None:

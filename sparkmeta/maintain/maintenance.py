@@ -137,7 +137,7 @@ class Maintenance(Generic[TableT]):
 
         Raises:
             ValidationError: an option or table property is out of range, or a column is unknown.
-            UnsupportedError: the table is encrypted.
+            EncryptionError: the table is encrypted, and a key is missing, refused or wrong.
             CorruptFileError: a manifest is damaged.
         """
         return examine(self.table, options)
@@ -188,7 +188,7 @@ class Maintenance(Generic[TableT]):
             NoSuchSnapshotError: the table has no such snapshot.
             ValidationError: a branch or tag refers to one of `snapshot_ids`, an argument or property is out of range,
                 or the table property `gc.enabled` is false.
-            UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
+            UnsupportedError: the table is read-only, or only Spark's sources can open its files.
         """
         return plan_expiry(self.table, options)
 
@@ -219,7 +219,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             ValidationError: an argument is out of range or of the wrong type, or the table property `gc.enabled` is
                 false.
-            UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
+            UnsupportedError: the table is read-only, or only Spark's sources can open its files.
         """
         return plan_orphans(self.table, options)
 

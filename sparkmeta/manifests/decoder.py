@@ -507,6 +507,6 @@ def decode_contents(
             if part[MANIFEST] is None:
                 raise CorruptFileError(part["path"], "path", part["path"], "Spark read a file that no manifest names")
             data = memoryview(contents[index].as_buffer()).cast("B")
-            if (key := part[KEY_METADATA]) is not None:
+            if (key := part.get(KEY_METADATA)) is not None:
                 data = memoryview(Stream.of(part["location"], key).decrypted(data))
             yield from decode(data, part, projection, trees, locations)

@@ -60,7 +60,7 @@ from sparkmeta.spec.partitioning import (
     spec_keys,
 )
 from sparkmeta.spec.schema import schema_from_json
-from sparkmeta.spec.table_properties import METADATA_PATH, TREE_LAYOUT
+from sparkmeta.spec.table_properties import ENCRYPTION_KEY_ID, METADATA_PATH, TREE_LAYOUT
 from sparkmeta.spec.tree_layout import ICEBERG, PROPOSAL, TreeLayout
 from sparkmeta.spec.view_metadata import is_view_json
 
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
 __all__ = [
-    "ENCRYPTION_KEY_ID",
     "LAYOUT_REVISION",
     "LAYOUT_REVISION_KEY",
     "MAIN",
@@ -164,7 +163,6 @@ def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, 
 NEWEST_FORMAT_VERSION = 4
 MAIN = "main"
 
-ENCRYPTION_KEY_ID = "encryption.key-id"
 
 _VERSIONS: dict[int, type[TableMetadata]] = {
     1: TableMetadataV1,

@@ -16,6 +16,8 @@ from sparkmeta.errors import ValidationError, shown
 # -- Table properties as numbers, flags and choices -------------------------------------------------------------------
 
 
+ENCRYPTION_KEY_ID = "encryption.key-id"
+"""The master key of an encrypted table, in a key management service."""
 METADATA_PATH = "write.metadata.path"
 """The folder of new metadata files, roots and manifests; by default, `metadata` in the table's location."""
 

@@ -17,12 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkmeta.errors import EncryptionError, InvalidArgumentError, UnsupportedError
-from sparkmeta.spec.metadata import ENCRYPTION_KEY_ID, TableMetadata, is_encrypted
+from sparkmeta.spec.table_properties import ENCRYPTION_KEY_ID
 from sparkmeta.storage.encryption import KEY_LENGTHS, cipher, sealed, unsealed
 
 if TYPE_CHECKING:
-    from sparkmeta.spec.metadata import Snapshot
-    from sparkmeta.storage.files import Files
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
 KMS_TYPE, KMS_IMPL = "encryption.kms-type", "encryption.kms-impl"
 _ONLY_UNWRAPS = f"{KMS_IMPL} has no method wrap_key"
@@ -159,6 +158,14 @@ def _implementation(name: str, properties: Mapping[str, Any]) -> object:
 # -- Keys of a table's metadata ---------------------------------------------------------------------------------------
 
 
+class HasKeys(Protocol):
+    """Files on the driver."""
+
+    @property
+    def keys(self) -> TableKeys | None:
+        """The keys of encrypted tables; None if no key client is configured."""
+
+
 class TableKeys:
     """The keys of a catalog's encrypted tables."""
 
@@ -236,7 +243,7 @@ def _encrypted(entry: Mapping[str, Any], table: str) -> bytes:
         raise EncryptionError(f"{table}: encryption key {key} has no encrypted-key-metadata in base64") from None
 
 
-def manifest_list_key(files: Files, metadata: TableMetadata, snapshot: Snapshot) -> bytes | None:
+def manifest_list_key(files: HasKeys, metadata: TableMetadata, snapshot: Snapshot) -> bytes | None:
     """Return the key metadata of a snapshot's manifest list; None if it is not encrypted.
 
     Raises:
@@ -273,7 +280,7 @@ def _timestamp(entry: Mapping[str, Any], table: str) -> str:
     return timestamp
 
 
-def _keys(files: Files, table: str, why: str) -> TableKeys:
+def _keys(files: HasKeys, table: str, why: str) -> TableKeys:
     if files.keys is None:
         reason = f"open the table with the property {KMS_TYPE} or {KMS_IMPL}, which name a key client"
         raise EncryptionError(f"{table}: {why}: {reason}")
@@ -297,7 +304,7 @@ def data_key_length(metadata: TableMetadata) -> int | None:
     return int(text)
 
 
-def refuse_encrypted_commit(files: Files, metadata: TableMetadata) -> None:
+def refuse_encrypted_commit(files: HasKeys, metadata: TableMetadata) -> None:
     """Raise an error if no snapshot can be added to a table because it is encrypted.
 
     Raises:
@@ -305,6 +312,8 @@ def refuse_encrypted_commit(files: Files, metadata: TableMetadata) -> None:
             a new key.
         EncryptionError: no key client is configured, or it refuses.
     """
+    from sparkmeta.spec.metadata import is_encrypted  # tasks don't load it
+
     if not is_encrypted(metadata):
         return
     location, problem = metadata.location, None
@@ -325,7 +334,7 @@ def refuse_encrypted_commit(files: Files, metadata: TableMetadata) -> None:
 
 
 def with_manifest_list_key(
-    files: Files, metadata: TableMetadata, key_metadata: bytes, length: int
+    files: HasKeys, metadata: TableMetadata, key_metadata: bytes, length: int
 ) -> tuple[TableMetadata, str]:
     """Return metadata with the key metadata of a new manifest list, and its id.
 

@@ -33,6 +33,7 @@ from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.snapshot.search import live_manifests
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.metrics_modes import FULL, metrics_modes
 from sparkmeta.spec.transforms import ColumnsBucket
 from sparkmeta.spec.updates import update_table_metadata
@@ -144,7 +145,8 @@ def describe_files(
     Raises:
         ValidationError: paths are not strings, a path occurs twice or is in the table, or a file does not fit it.
         NotFoundError: a file is missing.
-        UnsupportedError: tasks can't open the files, or the table has a type or transform that can't be written.
+        UnsupportedError: tasks can't open the files, or the table is encrypted or has a type or transform that can't be
+            written.
     """
     path_rows = _path_rows(state, paths)
     if check_duplicates:
@@ -165,6 +167,7 @@ def describe_rows(
         count: the number of files, whose paths differ; None if both are unknown.
         check_other_tables: see `describe_files`.
     """
+    refuse_encrypted(state.metadata, "and existing files have no keys")
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_kinds(state.metadata.schema(), state.metadata.location, "variant|geo", "and files with it can't be added")
     refuse_transforms(state, state.metadata.sort_order())

@@ -62,8 +62,8 @@ WAYS: dict[str, tuple[Callable[[sm.Table], Any], str]] = {
     "garbled_manifest": (lambda table: _garble(_manifest(table)), r"not an? (Avro|Parquet)"),
     "unknown_version": (lambda table: _changed(table, lambda document: document.update({"format-version": 9})), "9"),
     "encrypted": (
-        lambda table: _changed(table, lambda document: document["properties"].update({"encryption.key-id": "k"})),
-        "the table is encrypted",
+        lambda table: _changed(table, lambda document: document["snapshots"][-1].update({"key-id": "k"})),
+        r"is encrypted",
     ),
     "no_folder": (lambda table: shutil.rmtree(local(table.location())), r"no such file"),
 }
