@@ -39,8 +39,8 @@ class MetadataTables(ABC, Generic[T]):
     Tables of files and entries take the `columns` to return; name fields of structs with a dot, as in
     `readable_metrics.id`. Selecting columns makes them much faster, since nothing prunes unused columns here.
 
-    All raise NoSuchSnapshotError for an unknown snapshot, ref or time, and EncryptionError if a key of an encrypted table is
-    missing, refused or wrong.
+    All raise NoSuchSnapshotError for an unknown snapshot, ref or time, and EncryptionError if a key of an encrypted
+    table is missing, refused or wrong.
     They raise CorruptFileError for a damaged file when they read it.
     """
 

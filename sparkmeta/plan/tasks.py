@@ -64,11 +64,12 @@ def task_json(splits: Relation, state: TableState, schema: Schema) -> Relation:
         state: the table.
         schema: the schema that the scan reads.
     """
-    deletes = sql.call("array_join", sql.transform(sql.col("deletes"), _delete_file), ",")
+    keys = state.key_columns
+    deletes = sql.call("array_join", sql.transform(sql.col("deletes"), partial(_delete_file, keys)), ",")
     members = [
         '{"schema":', sql.lit(json.dumps(schema_to_json(schema))),
         ',"spec":', _spec_json(state),
-        ',"data-file":', _data_file(),
+        ',"data-file":', _data_file(keys),
         ',"start":', sql.col("start").cast("string"),
         ',"length":', sql.col("length").cast("string"),
         ',"delete-files":[', deletes,
@@ -104,21 +105,23 @@ def _spec_json(state: TableState) -> Sql:
     return chosen
 
 
-def _data_file() -> Sql:
+def _data_file(keys: Iterable[str]) -> Sql:
     names = (
         "file_path", "file_format", "file_size_in_bytes", "record_count", "split_offsets", "sort_order_id",
         "first_row_id",
     )  # fmt: skip
     values = {name: sql.call("lower", sql.col(name)) if name == "file_format" else sql.col(name) for name in names}
+    values |= {name: single_value(sql.col(name), BinaryType()) for name in keys}
     return content_file(_first_members(), "data", values)
 
 
-def _delete_file(delete: Sql) -> Sql:
+def _delete_file(keys: Iterable[str], delete: Sql) -> Sql:
     names = (
         "file_path", "file_format", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file",
         "content_offset", "content_size_in_bytes",
     )  # fmt: skip
     values = {name: sql.call("lower", delete[name]) if name == "file_format" else delete[name] for name in names}
+    values |= {name: single_value(delete[name], BinaryType()) for name in keys}
     return content_file(_first_members(), content_name(delete), values)
 
 

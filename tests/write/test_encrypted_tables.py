@@ -142,6 +142,12 @@ def test_metadata_tables(encrypted: Encrypted) -> None:
     assert [bool(row["key_metadata"]) for row in planned] == [True]
     assert [bool(delete["key_metadata"]) for row in planned for delete in row["deletes"]] == [True]
     assert len(table.scan().arrow.plan_files()) == 6
+    task = json.loads(table.scan("id = 0").arrow.plan_task_json().column("task")[0].as_py())
+    (file,) = planned
+    assert task["data-file"]["key-metadata"] == file["key_metadata"].hex().upper()
+    assert [delete["key-metadata"] for delete in task["delete-files"]] == [
+        delete["key_metadata"].hex().upper() for delete in file["deletes"]
+    ]
 
 
 def test_merged_and_rewritten_manifests(encrypted: Encrypted) -> None:
