@@ -43,6 +43,7 @@ from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.write.file_schema import written
 from sparkmeta.write.parquet_footer import FooterSink
+from sparkmeta.write.shredding import FieldBounds, Shredder
 
 if TYPE_CHECKING:
     from sparkmeta.write.options import WriteOptions
@@ -315,12 +316,14 @@ class Written:
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
         boxes: the lower and the upper bound of geometries, by field id.
+        shredded: the bounds of fields of shredded variants, by field id.
     """
 
     size: int
     split_offsets: list[int]
     column_sizes: dict[int, int]
     boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    shredded: Mapping[int | None, FieldBounds] = field(default_factory=dict)
 
 
 _POINT: Final = struct.Struct("<dd")
@@ -346,6 +349,7 @@ class ParquetOutput:
         self._changed = FooterSink(sink, variants) if variants else None
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
+        self._shredder: Shredder | None = None
 
     @property
     def size(self) -> int:
@@ -353,7 +357,12 @@ class ParquetOutput:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Write rows as a row group."""
+        """Write rows as a row group. The first ones decide how variants are shredded."""
+        if self._changed is not None and self._options.inferring_rows:
+            if self._shredder is None:
+                self._shredder = Shredder(table, self._options.inferring_rows)
+                self._schema = self._shredder.schema
+            table = self._shredder.shredded(table)
         self._writer(len(table)).write_table(table, row_group_size=max(len(table), 1))
 
     def _writer(self, rows: int) -> pq.ParquetWriter:
@@ -401,7 +410,8 @@ class ParquetOutput:
                 if column in self._sized:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
         boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
-        return Written(size, offsets, sizes, {column: box for column, box in boxes.items() if box is not None})
+        found = {column: box for column, box in boxes.items() if box is not None}
+        return Written(size, offsets, sizes, found, self._shredder.bounds() if self._shredder is not None else {})
 
     def abort(self) -> None:
         """Release the file without finishing it."""
