@@ -57,8 +57,8 @@ def arrow_schema(row_type: spark.StructType) -> pa.Schema:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return whether Spark reads values of an Arrow type as variants."""
-    if not pa.types.is_struct(kind) or {field.name for field in kind} != {"value", "metadata"}:
+    """Return whether an Arrow type is of variants, which may be shredded."""
+    if not pa.types.is_struct(kind) or not {field.name for field in kind} >= {"value", "metadata"}:
         return False
     return bool(kind.field("metadata").metadata == _METADATA.metadata)
 

@@ -1,12 +1,15 @@
-"""Rebuild shredded variants (Parquet format, Variant Shredding and Variant Encoding). Spark tasks import this module.
+"""Decode and encode variants, and rebuild shredded ones (Parquet format, Variant Encoding and Variant Shredding).
 
+Spark tasks import this module.
 Primitive values are encoded in Arrow. Objects and arrays are joined in Python, one by one.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from decimal import Decimal
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +22,15 @@ NULL: Final = b"\0"
 # Values of the lowest two bits of a value.
 _PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
 _TRUE, _FALSE = b"\x04", b"\x08"
-_BINARY_ID, _STRING_ID, _UUID_ID = 15, 16, 20
+TRUE_ID, BINARY_ID, STRING_ID, _UUID_ID = 1, 15, 16, 20
+DECIMAL_IDS: Final = (8, 9, 10)
+OBJECT: Final = "object"
+ARRAY: Final = "array"
 # The width in bytes of a decimal -> its id.
 _DECIMALS: Final = {4: 8, 8: 9, 16: 10}
+_FLOATS: Final = {7: "<d", 14: "<f"}
+# The width in bytes of other types that are numbers, by id.
+_WIDTHS: Final = {3: 1, 4: 2, 5: 4, 6: 8, 11: 4, 12: 8, 13: 8, 17: 8, 18: 8, 19: 8}
 _FIXED: Final = {
     pa.int8(): 3,
     pa.int16(): 4,
@@ -58,12 +67,12 @@ def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
     if "typed_value" not in stored:
         return metadata, pc.fill_null(stored["value"].cast(pa.binary()), NULL)
     encoded = pc.fill_null(metadata, _NO_NAMES).dictionary_encode()
-    names = [_Names(each) for each in encoded.dictionary.to_pylist()]
+    names = [VariantNames(each) for each in encoded.dictionary.to_pylist()]
     values = _values(stored, len(variants), names, encoded.indices.to_numpy())
     return metadata, pa.array([value or NULL for value in values], pa.binary())
 
 
-class _Names:
+class VariantNames:
     """The names of a variant's metadata, and the ids of the names."""
 
     def __init__(self, metadata: bytes) -> None:
@@ -76,7 +85,7 @@ class _Names:
 
 
 def _values(
-    stored: Mapping[str, pa.Array], count: int, names: Sequence[_Names], codes: Numbers
+    stored: Mapping[str, pa.Array], count: int, names: Sequence[VariantNames], codes: Numbers
 ) -> Sequence[bytes | None]:
     """Return the values of a group of the fields `value` and `typed_value`; None where the value is missing.
 
@@ -95,7 +104,7 @@ def _values(
     if pa.types.is_struct(typed.type):
         return _objects(typed, plain, names, codes)
     is_list = pa.types.is_list(typed.type)
-    values = _arrays(typed, names, codes) if is_list else _primitives(typed).to_pylist()
+    values = _arrays(typed, names, codes) if is_list else primitives(typed).to_pylist()
     for value, other in zip(values, plain, strict=True):
         if value is not None and other is not None:
             raise ValueError("a shredded variant has two values")
@@ -103,7 +112,7 @@ def _values(
 
 
 def _objects(
-    typed: pa.StructArray, plain: Sequence[bytes | None], names: Sequence[_Names], codes: Numbers
+    typed: pa.StructArray, plain: Sequence[bytes | None], names: Sequence[VariantNames], codes: Numbers
 ) -> list[bytes | None]:
     """Return objects of shredded fields, with the fields of `plain`, which are not shredded."""
     fields = {}
@@ -117,15 +126,15 @@ def _objects(
             result.append(other)
             continue
         of_row = names[codes[row]]
-        present = {} if other is None else _fields(other, of_row)
+        present = {} if other is None else fields_of(other, of_row)
         for name, values in fields.items():
             if (value := values[row]) is not None:
                 present[name] = value
-        result.append(_object(present, of_row))
+        result.append(object_of(present, of_row))
     return result
 
 
-def _arrays(typed: pa.ListArray, names: Sequence[_Names], codes: Numbers) -> list[bytes | None]:
+def _arrays(typed: pa.ListArray, names: Sequence[VariantNames], codes: Numbers) -> list[bytes | None]:
     offsets = typed.offsets.to_numpy()
     elements = typed.values.slice(offsets[0], offsets[-1] - offsets[0])
     inside = dict(zip((child.name for child in elements.type), elements.flatten(), strict=True))
@@ -140,7 +149,7 @@ def _arrays(typed: pa.ListArray, names: Sequence[_Names], codes: Numbers) -> lis
 # -- Encode values ----------------------------------------------------------------------------------------------------
 
 
-def _primitives(values: pa.Array) -> pa.Array:
+def primitives(values: pa.Array) -> pa.Array:
     """Return the encoding of each value; null for nulls.
 
     Raises:
@@ -178,15 +187,15 @@ def _with_header(values: pa.Array, header: bytes, width: int) -> pa.Array:
 def _texts(values: pa.Array) -> pa.Array:
     content = values.cast(pa.binary())
     lengths = pc.fill_null(pc.binary_length(content), 0)
-    number = _STRING_ID if pa.types.is_string(values.type) else _BINARY_ID
+    number = STRING_ID if pa.types.is_string(values.type) else BINARY_ID
     headers = _with_header(lengths, bytes([number << 2]), 4)
-    if number == _STRING_ID:
+    if number == STRING_ID:
         short = pa.array((lengths.to_numpy() << 2 | _SHORT_STRING).astype(np.uint8))
         headers = pc.if_else(pc.less(lengths, _SHORT), _with_header(short, b"", 1), headers)
     return pc.binary_join_element_wise(headers, content, b"")
 
 
-def _object(fields: Mapping[bytes, bytes], names: _Names) -> bytes:
+def object_of(fields: Mapping[bytes, bytes], names: VariantNames) -> bytes:
     """Return an object, whose fields are in the order of their names."""
     ordered = sorted(fields)
     for name in ordered:
@@ -196,6 +205,14 @@ def _object(fields: Mapping[bytes, bytes], names: _Names) -> bytes:
     id_size = _size(max(ids, default=0))
     listed = b"".join(number.to_bytes(id_size, "little") for number in ids)
     return _nested(_OBJECT | id_size - 1 << 4, 6, listed, values)
+
+
+def sorted_metadata(names: Sequence[bytes]) -> bytes:
+    """Return the metadata of sorted names."""
+    ends = [0, *accumulate(map(len, names))]
+    size = _size(max(ends[-1], len(names)))
+    numbers = b"".join(number.to_bytes(size, "little") for number in (len(names), *ends))
+    return bytes([size - 1 << 6 | 0x11]) + numbers + b"".join(names)
 
 
 def _array(values: Sequence[bytes]) -> bytes:
@@ -228,7 +245,45 @@ def _size(number: int) -> int:
 # -- Decode values ----------------------------------------------------------------------------------------------------
 
 
-def _fields(value: bytes, names: _Names) -> dict[bytes, bytes]:
+def kind_of(value: bytes) -> int | str:
+    """Return `OBJECT`, `ARRAY`, or the id of a value's primitive type. Booleans have the id of true."""
+    basic, number = value[0] & 3, value[0] >> 2
+    if basic == _PRIMITIVE:
+        return TRUE_ID if number == _FALSE[0] >> 2 else number
+    return (STRING_ID, OBJECT, ARRAY)[basic - 1]
+
+
+def primitive_of(value: bytes) -> Any:
+    """Return a primitive value as Arrow takes it: dates and times are integers."""
+    if value[0] & 3 == _SHORT_STRING:
+        return value[1 : 1 + (value[0] >> 2)].decode()
+    number = value[0] >> 2
+    if value[:1] in (_TRUE, _FALSE):
+        return value[:1] == _TRUE
+    if number in _FLOATS:
+        return struct.unpack_from(_FLOATS[number], value, 1)[0]
+    if number in (BINARY_ID, STRING_ID):
+        (length,) = _numbers(value, 1, 4, 1)
+        content = value[5 : 5 + length]
+        return content if number == BINARY_ID else content.decode()
+    if number in DECIMAL_IDS:
+        width = 4 << DECIMAL_IDS.index(number)
+        unscaled = int.from_bytes(value[2 : 2 + width], "little", signed=True)
+        return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -value[1]))
+    return int.from_bytes(value[1 : 1 + _WIDTHS[number]], "little", signed=True)
+
+
+def elements_of(value: bytes) -> list[bytes]:
+    """Return the elements of an array."""
+    header = value[0]
+    size, count_size = (header >> 2 & 3) + 1, 4 if header >> 4 & 1 else 1
+    (count,) = _numbers(value, 1, count_size, 1)
+    offsets = _numbers(value, 1 + count_size, size, count + 1)
+    start = 1 + count_size + (count + 1) * size
+    return [value[start + begin : start + end] for begin, end in pairwise(offsets)]
+
+
+def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
     """Return the fields of an object.
 
     Raises:

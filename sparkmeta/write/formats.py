@@ -44,6 +44,7 @@ from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.storage.encryption import EncryptingSink, FileKey, parquet_encryption
 from sparkmeta.write.file_schema import written
 from sparkmeta.write.parquet_footer import FooterSink
+from sparkmeta.write.shredding import FieldBounds, Shredder
 
 if TYPE_CHECKING:
     from sparkmeta.write.options import WriteOptions
@@ -316,6 +317,7 @@ class Written:
         split_offsets: the offsets at which readers can split the file.
         column_sizes: the size in bytes of each primitive column with metrics, by field id.
         boxes: the lower and the upper bound of geometries, by field id.
+        shredded: the bounds of fields of shredded variants, by field id.
         key_metadata: the file's key metadata, if it is encrypted.
     """
 
@@ -323,6 +325,7 @@ class Written:
     split_offsets: list[int]
     column_sizes: dict[int, int]
     boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    shredded: Mapping[int | None, FieldBounds] = field(default_factory=dict)
     key_metadata: bytes | None = None
 
 
@@ -350,6 +353,7 @@ class ParquetOutput:
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
         self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
+        self._shredder: Shredder | None = None
 
     @property
     def size(self) -> int:
@@ -357,7 +361,12 @@ class ParquetOutput:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Write rows as a row group."""
+        """Write rows as a row group. The first ones decide how variants are shredded."""
+        if self._changed is not None and self._options.inferring_rows:
+            if self._shredder is None:
+                self._shredder = Shredder(table, self._options.inferring_rows)
+                self._schema = self._shredder.schema
+            table = self._shredder.shredded(table)
         self._writer(len(table)).write_table(table, row_group_size=max(len(table), 1))
 
     def _writer(self, rows: int) -> pq.ParquetWriter:
@@ -407,8 +416,9 @@ class ParquetOutput:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
         boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
         known_boxes = {column: box for column, box in boxes.items() if box is not None}
+        shredded = {} if self._shredder is None else self._shredder.bounds()
         key_metadata = None if self._key is None else self._key.with_length(size).metadata()
-        return Written(size, offsets, sizes, known_boxes, key_metadata)
+        return Written(size, offsets, sizes, known_boxes, shredded, key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""

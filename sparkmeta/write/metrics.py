@@ -23,7 +23,7 @@ from sparkmeta.rows.resolve import TYPE_OF_COLUMN, FromFile, IcebergColumn, Mapp
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 from sparkmeta.write.file_schema import written
-from sparkmeta.write.formats import leaf_names, parquet_kind, refuse
+from sparkmeta.write.formats import Written, leaf_names, parquet_kind, refuse
 
 # -- Compute metrics of a data file (table spec, Metrics) -------------------------------------------------------------
 # Counts and truncated bounds are the same as from Java's writers. Spark tasks import this module, so it imports little.
@@ -102,11 +102,11 @@ class FileMetrics:
     _least: dict[int, pa.Scalar] = field(default_factory=dict)
     _most: dict[int, pa.Scalar] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
-    _boxes: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _written: Written | None = None
 
-    def add_boxes(self, boxes: Mapping[int, tuple[bytes, bytes]]) -> None:
-        """Add the bounds of geometries, which the writer of the file knows."""
-        self._boxes = boxes
+    def add_written(self, written: Written) -> None:
+        """Add what only the writer of the file knows: bounds of geometries, and of fields of shredded variants."""
+        self._written = written
 
     def add(self, table: pa.Table) -> None:
         """Add rows in the schema of the file."""
@@ -162,10 +162,13 @@ class FileMetrics:
 
     def bounds(self) -> dict[str, dict[int, bytes]]:
         """Return lower_bounds and upper_bounds, serialized."""
-        lower, upper = {}, {}
+        lower: dict[int, bytes] = {}
+        upper: dict[int, bytes] = {}
         for leaf in self.leaves:
-            if leaf.id in self._boxes and leaf.length != COUNTS_ONLY:
-                lower[leaf.id], upper[leaf.id] = self._boxes[leaf.id]
+            if self._written is not None and leaf.length != COUNTS_ONLY:
+                least, most = self._of_written(self._written, leaf)
+                lower |= {} if least is None else {leaf.id: least}
+                upper |= {} if most is None else {leaf.id: most}
             if leaf.id not in self._least:
                 continue
             least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
@@ -174,6 +177,12 @@ class FileMetrics:
             if most is not None:
                 upper[leaf.id] = _encoded(most, leaf.type)
         return {"lower_bounds": lower, "upper_bounds": upper}
+
+    @staticmethod
+    def _of_written(written: Written, leaf: MeasuredColumn) -> tuple[bytes | None, bytes | None]:
+        if (fields := written.shredded.get(leaf.id)) is not None:
+            return fields.encoded(lambda value: _cut(value, leaf.length), lambda value: _cut_up(value, leaf.length))
+        return written.boxes.get(leaf.id, (None, None))
 
 
 def _leaf_values(table: pa.Table, path: tuple[int, ...]) -> pa.ChunkedArray:

@@ -72,6 +72,7 @@ class WriteOptions:
         bloom_filters: the Bloom filters of Parquet columns by field id.
         bloom_bytes: the maximum size of a Bloom filter.
         orc_strategy: whether ORC's codec favours speed or compression.
+        inferring_rows: the rows of a Parquet file that decide how its variants are shredded; 0 if they are not.
         distribution: one of `MODES`.
         shuffled_bytes: the size of the shuffled rows that adaptive execution assigns to a task.
         data_key_length: the length of the keys of encrypted files in bytes; None if files are not encrypted.
@@ -90,6 +91,7 @@ class WriteOptions:
     bloom_filters: Mapping[int, BloomFilter]
     bloom_bytes: int
     orc_strategy: str
+    inferring_rows: int
     distribution: str
     shuffled_bytes: int
     data_key_length: int | None
@@ -123,6 +125,11 @@ class WriteOptions:
             bloom_filters=_bloom_filters(properties) if file_format == "parquet" else {},
             bloom_bytes=properties.number("write.parquet.bloom-filter-max-bytes", 1 << 20),
             orc_strategy=properties.choice("write.orc.compression-strategy", "speed", ("speed", "compression")),
+            inferring_rows=properties.number("write.parquet.variant-inference-buffer-size", 100)
+            if flag_property(
+                metadata.properties, "write.parquet.shred-variants", default=False, location=metadata.location
+            )
+            else 0,
             distribution=properties.choice(
                 "write.distribution-mode", "range" if is_sorted else "hash" if is_partitioned else "none", MODES
             ),

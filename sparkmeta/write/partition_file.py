@@ -250,7 +250,7 @@ class PartitionFile:
         assert self.output is not None
         assert self._metrics is not None
         written = self.output.close()
-        self._metrics.add_boxes(written.boxes)
+        self._metrics.add_written(written)
         closed = ClosedFile(self.location, self.key, written, self._metrics)
         self.output = self._metrics = None
         self.opener.writer.sync(self.location)

@@ -48,8 +48,8 @@ PROPERTIES = dict(DOCUMENTED.findall((Path(__file__).parents[2] / "docs" / "prop
 # A value, other than the default, of those that are not honoured.
 OTHERS = {
     "page-version": "v2", "row-group-check-min-record-count": "1", "row-group-check-max-record-count": "2",
-    "row-group-size-track-uncompressed": "true", "bloom-filter-adaptive-enabled": "true", "shred-variants": "true",
-    "variant-inference-buffer-size": "7", "block-size-bytes": "7", "bloom.filter.columns": "s",
+    "row-group-size-track-uncompressed": "true", "bloom-filter-adaptive-enabled": "true",
+    "block-size-bytes": "7", "bloom.filter.columns": "s",
     "bloom.filter.fpp": "0.5", "vectorized.batch-size": "7",
 }  # fmt: skip
 SCHEMA = Schema(
@@ -136,6 +136,10 @@ def test_properties_of_data_files(name: str, tmp_path: Path) -> None:
     base = {"write.format.default": file_format}
     if PROPERTIES[name] == "no":
         assert not differing({name: OTHERS[short]}, **base)
+    elif "variant" in short:
+        value = {"shred-variants": "true"} | ({short: "7"} if short != "shred-variants" else {})
+        prefixed = {f"write.parquet.{key}": each for key, each in value.items()}
+        assert differing(prefixed, **base) == {"inferring_rows"}
     elif short in SIZES:
         assert differing({name: "1000000"}, **base) == {SIZES[short]}
     elif short in BLOOMS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from collections import Counter
 from decimal import Decimal
@@ -11,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 from pyspark.sql import functions as F
 from pyspark.sql.types import VariantVal
 
 import sparkmeta as sm
+from sparkmeta.arrow_types import FILE_VARIANT
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.schema import VariantType
+from sparkmeta.write.shredding import Shredder
 from tests.peers.java import Java
 from tests.peers.workshop import Workshop
 from tests.rows.files import write
@@ -219,6 +224,61 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("data/*"))
 
 
+@pytest.mark.parametrize("rows", [2, 100])
+def test_shredded_in_memory(tmp_path: Path, rows: int) -> None:
+    """What the first rows decide does not fit all others."""
+    texts = ['{"a": %d, "s": "x", "o": {"x": 1.5, "y": [{"z": 1}]}}' % index for index in (1, 2, 300)]  # noqa: UP031
+    texts += ['{"a": null, "o": 5}', '{"o": {"x": 1.25, "w": 1}, "s": "y"}', "[1]", "null", '{"a": "text"}', "{}"]
+    properties = {"write.parquet.shred-variants": "true", "write.parquet.variant-inference-buffer-size": str(rows)}
+    table = new_table(tmp_path, **properties)
+    values = [*map(variant, texts), None]
+    table = table.append(pa.table({"id": range(len(values)), "v": values}))
+    read_back = table.scan().to_arrow().column("v").to_pylist()
+    shown = [
+        [each and str(VariantVal(each["value"], each["metadata"])) for each in side] for side in (values, read_back)
+    ]
+    assert shown[1] == shown[0]
+    (file,) = table.inspect.arrow.files().to_pylist()
+    schema = str(pq.ParquetFile(file["file_path"].removeprefix("file://")).schema)
+    assert ("typed_value" in schema) == (rows == 2)
+    bounds = [
+        dict(file[name]).get(table.schema().find_field("v").field_id) for name in ("lower_bounds", "upper_bounds")
+    ]
+    assert bounds == ([None, None] if rows > 2 else [bound_of("$['s']", b"\x05x"), bound_of("$['s']", b"\x05y")])
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.text(max_size=3)
+    | st.decimals(-99, 99, places=2).map(float),
+    lambda inside: (
+        st.lists(inside, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "ü'"]), inside, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(values=st.lists(st.none() | JSON, min_size=1, max_size=6), count=st.integers(1, 6))
+def test_any_variants(tmp_path: Path, values: list[Any], count: int) -> None:
+    rows = [None if value is None else variant(json.dumps(value)) for value in values]
+    table = pa.table({"v": pa.array(rows, FILE_VARIANT)}, pa.schema([pa.field("v", FILE_VARIANT)]))
+    shredder = Shredder(table, count)
+    path = write(tmp_path / "f.parquet", shredder.shredded(table))
+    read_back = read(reading((IcebergColumn("v", 1, "variant"), KIND)), part(path))
+    shown = [None if each["v"] is None else VariantVal(each["v"]["value"], each["v"]["metadata"]) for each in read_back]
+    assert [each and each.toPython() for each in shown] == [
+        each and VariantVal(each["value"], each["metadata"]).toPython() for each in rows
+    ]
+
+
+def bound_of(path: str, value: bytes) -> bytes:
+    """The bound of one field."""
+    return bytes([0x11, 1, 0, len(path)]) + path.encode() + bytes([2, 1, 0, 0, len(value)]) + value
+
+
 # -- Iceberg's Java library -------------------------------------------------------------------------------------------
 
 
@@ -230,7 +290,7 @@ SHREDDED = [
     text.replace("`", '"')
     for text in (
         "parse_json('{`a`: ' || id || ', `o`: {`x`: ' || id / 2 || ', `y`: [1]}, `z' || id || '`: [], `s`: `t`}')",
-        "to_variant_object(named_struct('t', timestamp_seconds(id), 'n', cast(id AS DECIMAL(30, 5)), 'l', id << 40))",
+        "to_variant_object(named_struct('t', timestamp_seconds(id), 'n', cast(id AS DECIMAL(30, 5))))",
         "to_variant_object(named_struct('d', date'2020-01-01', 'f', cast(id AS FLOAT), 'b', cast('x' AS BINARY)))",
         "CASE id % 3 WHEN 0 THEN parse_json('{`a`: 1}') WHEN 1 THEN parse_json('{`a`: `x`}') ELSE parse_json('1') END",
         "parse_json('[' || id || ', {`k`: ' || id || '}, null]')",
@@ -254,6 +314,44 @@ def test_shredded_variants_of_java(spark: SparkSession, version: int) -> None:
     expected = Counter((row.id, str(row.v)) for row in rows.collect())
     assert Counter((row["id"], str(each)) for row, each in zip(in_memory, variants, strict=True)) == expected
     assert texts(table.scan("id in (1, 7)").to_df()) == texts(shop.sql("SELECT * FROM {t} WHERE id IN (1, 7)"))
+
+
+MIXED = (
+    "parse_json('{`a`: ' || id || ', `text`: `more than sixteen letters ' || id || '`, `d`: ' || id / 4 || '"
+    ", `b`: ' || (id > 3) || ', `o`: {`x`: [{`y`: 1}], `z`: ' || IF(id = 2, 'null', '1.5') || '}, `i t`: {`s`: 7}}')"
+).replace("`", '"')
+
+
+@pytest.mark.java
+def test_shredded_as_by_java(spark: SparkSession) -> None:
+    """The columns and bounds are the same, and each reads the other's rows."""
+    values = [*SHREDDED, MIXED]
+    for number, value in enumerate(values):
+        rows = spark.sql(f"SELECT id, {value} v FROM range(12)").coalesce(1)
+        shops = [Workshop(Java(spark), f"shredded_by_{who}_{number}", catalog_name="java") for who in ("java", "us")]
+        spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")
+        for shop in shops:
+            shop.create("id BIGINT, v VARIANT", version=3, properties={"write.parquet.shred-variants": "true"})
+        rows.writeTo(shops[0].sql_name).append()
+        sm.load_table(f"file://{shops[1].folder}", spark=spark).append(rows)
+        tables = [sm.load_table(shop.metadata_location, spark=spark) for shop in shops]
+        files = [table.inspect.arrow.files().to_pylist() for table in tables]
+        by_java, by_us = ([dict(file[name]).get(2) for name in BOUNDS] for (file,) in files)
+        assert by_us == by_java, value
+        by_java, by_us = (typed_of(file["file_path"]) for (file,) in files)
+        assert by_us == by_java, value
+        for shop, table in zip(shops, tables, strict=True):
+            assert texts(shop.sql("SELECT * FROM {t}")) == texts(rows), value
+            assert texts(table.scan().to_df()) == texts(rows), value
+
+
+BOUNDS = ("lower_bounds", "upper_bounds")
+
+
+def typed_of(location: str) -> str:
+    """The columns of a variant."""
+    schema = str(pq.ParquetFile(location.removeprefix("file:").replace("///", "/")).schema)
+    return schema[schema.index("(Variant(1))") :]
 
 
 @pytest.mark.java
