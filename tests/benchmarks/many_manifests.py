@@ -33,10 +33,11 @@ class ManyManifests:
 
     manifests: int
     files: int = 40
+    build: Path = BUILD
 
     @property
     def folder(self) -> Path:
-        return BUILD / "many-manifests" / "db" / f"t{self.manifests}"
+        return self.build / "many-manifests" / "db" / f"t{self.manifests}"
 
     def location(self) -> str:
         """Write the table anew, and return the location of its folder."""
@@ -45,16 +46,19 @@ class ManyManifests:
         shutil.rmtree(self.folder, ignore_errors=True)
         schema = Schema(NestedField(1, "part", StringType()), NestedField(2, "id", LongType()))
         spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
-        catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=(BUILD / "many-manifests").as_uri())
+        catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=self.folder.parents[1].as_uri())
         name = f"db.t{self.manifests}"
-        table = catalog.create_table(name, schema, partition_spec=spec, format_version=2)
+        # Appends would merge manifests that are so small; those of a table with so many are not.
+        apart = {"commit.manifest-merge.enabled": "false"}
+        table = catalog.create_table(name, schema, partition_spec=spec, format_version=2, properties=apart)
         with table.transaction() as tx:
-            tx.update_snapshot().append(self._template_files())
+            tx.update_snapshot().append(self.template_files())
         table = catalog.load_table(name)
         self._multiply(Path(table.current_snapshot().manifest_list.removeprefix("file://")))
         return str(table.location())
 
-    def _template_files(self) -> pa.Table:
+    def template_files(self) -> pa.Table:
+        """Return the files of the template."""
         paths = [
             f"file:///warehouse/many/data/part={_PART}/{_NAME}-{number:05d}.parquet" for number in range(self.files)
         ]
