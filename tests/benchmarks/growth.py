@@ -356,7 +356,12 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
     with table.transaction() as tx:
         if name == "a file is appended":
             row = f"struct({questions(growth)['one partition'][0].split('=')[1]} AS part) AS partition"
-            new = ["uuid() AS file_path", "'parquet' AS file_format", "0 AS spec_id", row]
+            new = [
+                "concat('file:///warehouse/growth/data/new/', uuid(), '.parquet') AS file_path",
+                "'parquet' AS file_format",
+                "0 AS spec_id",
+                row,
+            ]
             tx.update_snapshot().append(
                 spark.range(1).selectExpr(*new, "1L AS record_count", "1L AS file_size_in_bytes")
             )

@@ -85,8 +85,9 @@ class Bench:
 
     def new_files(self, count: int) -> DataFrame:
         part = "'p00075'" if isinstance(self.growth, ManyManifests) else self.where("one partition").split("=")[1]
+        path = "concat('file:///warehouse/growth/data/new/', uuid(), '.parquet') AS file_path"
         columns = (
-            "uuid() AS file_path", "'parquet' AS file_format", "0 AS spec_id", "1L AS record_count",
+            path, "'parquet' AS file_format", "0 AS spec_id", "1L AS record_count",
             f"named_struct('part', {part}) AS partition", "1L AS file_size_in_bytes",
         )  # fmt: skip
         return self.spark.range(count).selectExpr(*columns)
@@ -232,30 +233,30 @@ def measure(size: int, lists: bool, operation: str, heap: str, minutes: float) -
     """Run an operation in a new process, and stop it after some minutes or at 20 GiB."""
     command = [sys.executable, "-m", "tests.benchmarks.operations", str(size), "--run", operation]
     command += ["--lists"] * lists
-    log = BUILD / "operation.log"
+    log = BUILD / f"operations-{'lists-' * lists}{size}.log"
     with log.open("w") as errors:
         process = subprocess.Popen([*command, "--heap", heap], stdout=errors, stderr=errors, cwd=ROOT)
     start, peak, stopped, cpu = time.monotonic(), dict.fromkeys(_KINDS, 0.0), "", dict.fromkeys(_KINDS, 0.0)
     while process.poll() is None:
         seconds = time.monotonic() - start
-        used = memory(process.pid)
+        members = family(process.pid)
+        used, cpu = memory(members), cpu_seconds(members)
         peak = {kind: max(peak[kind], used[kind]) for kind in _KINDS}
-        cpu = cpu_seconds(process.pid)
         if sum(used.values()) > _MOST_MIB:
             stopped = f"more than {_MOST_MIB >> 10} GiB of memory"
         elif seconds > minutes * 60:
             stopped = f"more than {minutes:.0f} minutes"
         if stopped:
-            for pid in [*family(process.pid)][::-1]:
+            for pid in [*members][::-1]:
                 os.kill(pid, signal.SIGKILL)
             process.wait()
-        time.sleep(0.1)
+        time.sleep(0.3)
     lines = log.read_text().splitlines()
     sizes = {kind: int(size) for kind, size in peak.items()}
     if stopped or process.returncode:
         stopped = stopped or next((line for line in reversed(lines) if "rror" in line), "failed")[:400]
         return Measured(size, operation, time.monotonic() - start, cpu, sizes, stopped=stopped)
-    answer = json.loads(lines[-1])
+    answer = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
     sizes["driver"] = answer.pop("driver")
     return Measured(size, operation, memory=sizes, **answer)
 
@@ -270,9 +271,9 @@ def run_here(table: Growth | ManyManifests, operation: Run, heap: str) -> dict[s
     }  # fmt: skip
     spark = local_session("sparkmeta benchmarks", cores=2, memory=heap, config=config)
     spark.range(10).count()
-    before, start = cpu_seconds(os.getpid()), time.perf_counter()
+    before, start = cpu_seconds(family(os.getpid())), time.perf_counter()
     result = operation(Bench(spark, table))
-    seconds, after = time.perf_counter() - start, cpu_seconds(os.getpid())
+    seconds, after = time.perf_counter() - start, cpu_seconds(family(os.getpid()))
     stages = _stages(spark)
     return {
         "seconds": seconds,
@@ -291,8 +292,12 @@ def _stages(spark: SparkSession) -> list[dict[str, Any]]:
         return json.load(answer)  # type: ignore[no-any-return]
 
 
-def family(pid: int) -> dict[int, tuple[str, list[str]]]:
-    """Return a process and its descendants, parents first: their kinds, and the fields of their `stat`."""
+Family = dict[int, tuple[str, list[str]]]
+"""The kinds of processes, and the fields of their `stat`, by their ids. Parents come first."""
+
+
+def family(pid: int) -> Family:
+    """Return a process and its descendants."""
     processes = {int(path.name): _stat(path) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     members = {pid: ("driver", processes.get(pid, []))}
     below = defaultdict(list)
@@ -307,20 +312,20 @@ def family(pid: int) -> dict[int, tuple[str, list[str]]]:
     return members
 
 
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """Return the CPU seconds of a process and its descendants so far, by kind. Ended workers count."""
+def cpu_seconds(members: Family) -> dict[str, float]:
+    """Return the CPU seconds of processes so far, by kind. Ended workers count."""
     seconds = dict.fromkeys(_KINDS, 0.0)
-    for kind, fields in family(pid).values():
+    for kind, fields in members.values():
         # An ended Java process would count the whole of its workers.
         ticks = fields[11:15] if kind == "workers" else fields[11:13]
         seconds[kind] += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return seconds
 
 
-def memory(pid: int) -> dict[str, float]:
-    """Return the memory of a process and its descendants in MiB, by kind. Workers share pages: each counts once."""
+def memory(members: Family) -> dict[str, float]:
+    """Return the memory of processes in MiB, by kind. Workers share pages: each counts once."""
     sizes = dict.fromkeys(_KINDS, 0.0)
-    for member, (kind, _) in family(pid).items():
+    for member, (kind, _) in members.items():
         try:
             if kind == "workers":
                 lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
