@@ -181,6 +181,7 @@ bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyicebe
 
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000
+	$(PY) -m tests.benchmarks.operations 1000000000
 
 # Tests of the long form may take hours, and have no time limit.
 soak: setup jars rest reader s3a protocol ## Run the long form of the random tests: about a day

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -207,10 +208,10 @@ class ListWriter:
         unwritten = [index for index, key in keys.items() if key not in self._successors]
         new_manifests = self._rewriter.without_entries(listed.take(pa.array(unwritten, pa.int64())), removed)
         self._successors |= {keys[index]: new_manifests.slice(row, 1) for row, index in enumerate(unwritten)}
-        rows = [
-            self._successors[keys[index]] if index in keys else listed.slice(index, 1) for index in range(len(paths))
-        ]
-        return pa.concat_tables(rows), len(keys)
+        places = list(range(len(listed)))
+        for row, index in enumerate(keys, len(listed)):
+            places[index] = row
+        return _taken([listed, *(self._successors[key] for key in keys.values())], places), len(keys)
 
     def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
         """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
@@ -221,12 +222,15 @@ class ListWriter:
         unwritten = [places for places in groups if keys[places] not in self._merged]
         new_manifests = self._rewriter.merged([groups[places] for places in unwritten])
         self._merged |= {keys[places]: new_manifests.slice(row, 1) for row, places in enumerate(unwritten)}
-        rows = [
-            self._merged[keys[pack.indices]] if pack.is_merged else manifests.take(pa.array(pack.indices, pa.int64()))
-            for pack in bins
-        ]
+        merged_rows = itertools.count(len(manifests))
+        places = [place for pack in bins for place in ([next(merged_rows)] if pack.is_merged else pack.indices)]
         replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
-        return pa.concat_tables([manifests.slice(0, 0), *rows]), replaced
+        return _taken([manifests, *(self._merged[keys[indices]] for indices in groups)], places), replaced
+
+
+def _taken(tables: Sequence[pa.Table], places: Sequence[int]) -> pa.Table:
+    """Return rows of tables that follow each other. A list may have many thousands, so they are taken at once."""
+    return pa.concat_tables(tables).combine_chunks().take(pa.array(places, pa.int64()))
 
 
 def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:

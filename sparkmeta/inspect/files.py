@@ -32,6 +32,7 @@ from sparkmeta.entries.relation import (
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import identity
+from sparkmeta.expr.types import spark_type
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.metadata_rows import MetadataRows, few_files
@@ -242,9 +243,12 @@ def partitions(state: TableState) -> MetadataRows:
     `spec_id` is the spec of the files that were added last. `last_updated_*` describe the newest unexpired snapshot
     that added one of the live files.
 
-        SELECT first(partition), max(update).spec_id, sum(record_count) FILTER (WHERE content_type = 0), ...
-        FROM entries LEFT JOIN snapshots USING (snapshot_id) WHERE status <> 2
-        GROUP BY partition, number of fields of the spec
+        SELECT partition, max(update).spec_id, sum(records), ... FROM
+            (SELECT partition, spec_id, snapshot_id, sum(record_count) FILTER (WHERE content_type = 0) records, ...
+             FROM entries WHERE status <> 2 GROUP BY ALL)
+        LEFT JOIN snapshots USING (snapshot_id) GROUP BY partition, number of fields of the spec
+
+    The sums come first, since Spark sorts the rows that it groups to find a maximum of structs.
 
     Raises:
         UnsupportedError: an unknown partition transform.
@@ -254,10 +258,16 @@ def partitions(state: TableState) -> MetadataRows:
     # Even as a DataFrame, the result has far fewer rows than there are entries.
     read = state.relation(manifests, state.projection(_COLUMNS))
     snapshot_id = sql.col("version_info.snapshot_id").alias(_ADDED_BY)
-    live = with_columns(where(read, is_live_entry()), snapshot_id)
-    known = beside(live, _snapshots(state), _ADDED_BY, "snapshot_id")
-    rows = select(grouped(known, _keys(state), _aggregates(state)), _result(state))
-    return MetadataRows(state, rows, partitions_type(state))
+    live, keys = with_columns(where(read, is_live_entry()), snapshot_id), _keys(state)
+    sums = _sums()
+    summed = grouped(live, [*keys, *sql.columns("partition_spec_id", _ADDED_BY)], sums)
+    known = beside(summed, _snapshots(state), _ADDED_BY, "snapshot_id")
+    update = sql.struct(*sql.columns("committed_at", "sequence_number", "snapshot_id", "partition_spec_id"))
+    newest = sql.call("max", sql.when(sql.col("committed_at").isNotNull(), update)).alias(_UPDATE)
+    totals = [sql.call("sum", sql.col(part.name)).alias(part.name) for part in sums]
+    by_key = grouped(known, sql.columns(*(key.name for key in keys)), [*totals, newest])
+    rows = with_columns(by_key, *_partition(state))
+    return MetadataRows(state, select(rows, _result(state)), partitions_type(state))
 
 
 def _snapshots(state: TableState) -> pa.Table:
@@ -288,19 +298,25 @@ def _number_of_fields(state: TableState) -> Sql:
     return sql.coalesce(*(sql.when(of_entry == spec_id, count) for spec_id, count in counts.items()))
 
 
-def _aggregates(state: TableState) -> list[Aliased]:
+def _partition(state: TableState) -> list[Aliased]:
+    """Return the partition tuple, made from the columns that identify it."""
+    values = []
+    for field in state.types.partition_type.fields:
+        key, kind = sql.col(f"key_{field.field_id}"), field.field_type
+        is_text = str(kind) in ("float", "double")
+        values.append((key.cast(spark_type(kind)) if is_text else key).alias(str(field.field_id)))
+    return [sql.struct(*values).alias(PARTITION)] if values else []
+
+
+def _sums() -> list[Aliased]:
     content, records = sql.col("content_type"), sql.col("record_count")
-    partition = [sql.call("first", sql.col(PARTITION)).alias(PARTITION)] if state.types.partition_type.fields else []
-    counted = []
+    summed = []
     for name, kind in _CONTENTS.items():
         is_one = content == int(kind)
-        counted.append(sql.call("sum", sql.when(is_one, records)).alias(f"{name}_records"))
-        counted.append(sql.count_if(is_one).alias(f"{name}_files"))
+        summed.append(sql.call("sum", sql.when(is_one, records)).alias(f"{name}_records"))
+        summed.append(sql.count_if(is_one).alias(f"{name}_files"))
     size = sql.when(content == int(ContentType.DATA), sql.col("file_size_in_bytes"))
-    fields = ("committed_at", "sequence_number", "snapshot_id", "partition_spec_id")
-    update = sql.struct(*sql.columns(*fields))
-    newest = sql.call("max", sql.when(sql.col("committed_at").isNotNull(), update))
-    return [*partition, *counted, sql.call("sum", size).alias(_SIZE), newest.alias(_UPDATE)]
+    return [*summed, sql.call("sum", size).alias(_SIZE)]
 
 
 def _result(state: TableState) -> list[Aliased]:

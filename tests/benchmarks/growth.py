@@ -61,12 +61,21 @@ class Growth:
     Attributes:
         masked: Whether a manifest deletion vector masks 5 % of every leaf's entries.
         columns: Number of columns that have stats, at least three.
+        copy: The name of a table of its own, whose leaves are hard links. Its leaves may be deleted.
+        repeats: Number of leaves of a copy that are hard links to the same file, and so have the same entries.
     """
 
     entries: int
     masked: bool = False
     columns: int = 3
     leaf_entries: int = LEAF_ENTRIES
+    copy: str = ""
+    repeats: int = 1
+
+    @property
+    def source(self) -> Growth:
+        """The tree whose leaves a copy has."""
+        return replace(self, copy="", entries=self.entries // self.repeats, repeats=1)
 
     @property
     def leaves(self) -> int:
@@ -77,7 +86,8 @@ class Growth:
         unusual = (
             f"-{self.columns}-{self.leaf_entries}" if (self.columns, self.leaf_entries) != (3, LEAF_ENTRIES) else ""
         )
-        return BUILD / "growth" / f"{self.entries}{unusual}{'-masked' if self.masked else ''}"
+        copy = f"-{self.copy}" if self.copy else ""
+        return BUILD / "growth" / f"{self.entries}{unusual}{'-masked' if self.masked else ''}{copy}"
 
     @property
     def stats(self) -> dict[int, str]:
@@ -143,6 +153,8 @@ class Growth:
     def _leaf_rows(self) -> pa.Table:
         """Return the root's entries of the leaves; write the leaves if they do not exist yet."""
         stream = self.folder / "leaves.arrow"
+        if self.copy:
+            return self._links()
         if self.masked:
             unmasked = replace(self, masked=False)
             unmasked.location()
@@ -152,6 +164,23 @@ class Growth:
                 rows = [from_stream(row) for row in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
             stream.write_bytes(to_stream(pa.concat_tables(rows)))
         return from_stream(stream.read_bytes())
+
+    def _links(self) -> pa.Table:
+        """Link the leaves of the source, and return the root's entries of the links."""
+        self.source.location()
+        rows = self.source._leaf_rows()
+        leaves = np.arange(self.leaves)
+        rows = rows.take(pa.array(leaves // self.repeats))
+        links = [f"{self.folder}/metadata/leaf-{leaf:06d}.parquet" for leaf in leaves.tolist()]
+        for location, link in zip(rows.column("location").to_pylist(), links, strict=True):
+            Path(link).hardlink_to(location.removeprefix("file://"))
+        changed = {
+            "location": pa.array([f"file://{link}" for link in links]),
+            "first_row_id": pa.array(leaves * (self.entries // self.leaves * RECORDS), pa.int64()),
+        }
+        for name, values in changed.items():
+            rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), values)
+        return rows.combine_chunks()
 
     def _manifest_dvs(self, leaves: list[str]) -> list[pa.Table]:
         """Write a manifest deletion vector for every leaf into one Puffin file, and return their entries."""
@@ -327,7 +356,12 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
     with table.transaction() as tx:
         if name == "a file is appended":
             row = f"struct({questions(growth)['one partition'][0].split('=')[1]} AS part) AS partition"
-            new = ["uuid() AS file_path", "'parquet' AS file_format", "0 AS spec_id", row]
+            new = [
+                "concat('file:///warehouse/growth/data/new/', uuid(), '.parquet') AS file_path",
+                "'parquet' AS file_format",
+                "0 AS spec_id",
+                row,
+            ]
             tx.update_snapshot().append(
                 spark.range(1).selectExpr(*new, "1L AS record_count", "1L AS file_size_in_bytes")
             )
