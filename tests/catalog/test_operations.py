@@ -281,7 +281,7 @@ def test_purging_statistics_of_snapshots_that_are_gone(
 @pytest.mark.parametrize("configuration", ["sql", "hadoop"], indirect=True)
 def test_purging_an_encrypted_table(catalog: sm.Catalog, ns: str) -> None:
     catalog.create_table(f"{ns}.secret", SCHEMA, properties={"encryption.key-id": "k"})
-    catalog.purge_table(f"{ns}.secret")
+    catalog.purge_table(f"{ns}.secret").commit()
     assert not catalog.table_exists(f"{ns}.secret")
 
 
