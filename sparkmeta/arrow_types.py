@@ -32,10 +32,7 @@ _SPARK_TYPES: Final = _PRIMITIVES | {pa.large_string(): spark.StringType(), pa.l
 
 # Spark reads a struct of these two fields as a variant if the field `metadata` has this metadata.
 _METADATA: Final = pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"})
-_VALUE: Final = pa.field("value", pa.binary(), nullable=False)
-_VARIANT: Final = pa.struct([_VALUE, _METADATA])
-FILE_VARIANT: Final = pa.struct([_METADATA, _VALUE])
-"""The type of variants in data files, with the order of fields of Iceberg's Java library."""
+_VARIANT: Final = pa.struct([pa.field("value", pa.binary(), nullable=False), _METADATA])
 
 
 def spark_schema(schema: pa.Schema) -> spark.StructType:
@@ -57,8 +54,8 @@ def arrow_schema(row_type: spark.StructType) -> pa.Schema:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is of variants, which may be shredded."""
-    if not pa.types.is_struct(kind) or not {field.name for field in kind} >= {"value", "metadata"}:
+    """Return whether Spark reads values of an Arrow type as variants."""
+    if not pa.types.is_struct(kind) or {field.name for field in kind} != {"value", "metadata"}:
         return False
     return bool(kind.field("metadata").metadata == _METADATA.metadata)
 

@@ -16,6 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+FILE_VARIANT: Final = pa.struct(
+    [
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+"""The type of variants in data files, with the order of fields of Iceberg's Java library."""
+
 NULL: Final = b"\0"
 """The variant null."""
 
@@ -49,6 +57,12 @@ _FEW: Final = 255
 _NO_NAMES: Final = b"\x01\0\0"
 
 Numbers = np.ndarray[Any, Any]
+
+
+def is_file_variant(kind: pa.DataType) -> bool:
+    """Return whether a type is `FILE_VARIANT`, which may have a `typed_value` besides."""
+    index = kind.get_field_index("metadata") if pa.types.is_struct(kind) else -1
+    return index >= 0 and bool(kind.field(index).metadata == FILE_VARIANT.field("metadata").metadata)
 
 
 def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:

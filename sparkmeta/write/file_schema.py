@@ -14,12 +14,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.arrow_types import FILE_VARIANT
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, uuid_bytes, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
 from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.resolve import IcebergColumn
+from sparkmeta.rows.variants import FILE_VARIANT
 from sparkmeta.spec.avro_name import avro_name
 
 SHAPES: Final = ("geometry", "geography")

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from sparkmeta.arrow_types import FILE_VARIANT, is_variant
 from sparkmeta.avro.container import SYNC_SIZE, container_blocks, container_header, deflater
 from sparkmeta.avro.schema import fixed_sizes, named_once
 from sparkmeta.avro.write import ColumnEncoder
@@ -40,6 +39,7 @@ from sparkmeta.rows.orc import (
     with_numbers,
 )
 from sparkmeta.rows.resolve import IcebergColumn
+from sparkmeta.rows.variants import FILE_VARIANT, is_file_variant
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.storage.encryption import EncryptingSink, FileKey, parquet_encryption
 from sparkmeta.write.file_schema import written
@@ -469,7 +469,7 @@ def _variants(schema: pa.Schema) -> Iterator[str]:
     """Yield the paths of variants in Parquet."""
 
     def variants(field: pa.Field, path: str) -> Iterator[str]:
-        if is_variant(field.type):
+        if is_file_variant(field.type):
             yield path
         else:
             for child, inside in _children(field.type, path):

@@ -14,17 +14,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.arrow_types import FILE_VARIANT, is_variant, with_required_fields
 from sparkmeta.expr.arrays import field_id
 from sparkmeta.rows.variants import (
     ARRAY,
     DECIMAL_IDS,
+    FILE_VARIANT,
     NULL,
     OBJECT,
     TRUE_ID,
     VariantNames,
     elements_of,
     fields_of,
+    is_file_variant,
     kind_of,
     object_of,
     primitive_of,
@@ -146,7 +147,7 @@ class Shredder:
         self.schema: pa.Schema = table.schema
         self._columns: list[_Column] = []
         for index, column in enumerate(table.schema):
-            if is_variant(column.type):
+            if is_file_variant(column.type):
                 observed = _Observed()
                 for names, value in _variants(table.column(index).slice(0, rows)):
                     if value is not None:
@@ -158,6 +159,8 @@ class Shredder:
 
     def shredded(self, table: pa.Table) -> pa.Table:
         """Return rows in the file's schema."""
+        from sparkmeta.arrow_types import with_required_fields
+
         for column in self._columns:
             kind = self.schema.field(column.index).type
             rows = [

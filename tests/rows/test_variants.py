@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import VariantVal
 
 import sparkmeta as sm
-from sparkmeta.arrow_types import FILE_VARIANT
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
 from sparkmeta.rows.resolve import IcebergColumn
+from sparkmeta.rows.variants import FILE_VARIANT
 from sparkmeta.spec.schema import VariantType
 from sparkmeta.write.shredding import Shredder
 from tests.peers.java import Java

@@ -165,4 +165,4 @@ def read_each_other(shop: Workshop) -> None:
     bound = shop.java.iceberg.geospatial.GeospatialBound
     (least,) = filter(None, (dict(file["lower_bounds"]).get(2) for file in table.inspect.arrow.files().to_pylist()))
     corner = bound.fromByteArray(least)
-    assert (corner.x(), corner.y(), corner.hasZ(), corner.hasM()) == (-3, 2, False, False)
+    assert (corner.x(), corner.y(), corner.hasZ(), corner.hasM()) == (-3, 7, False, False)
