@@ -109,33 +109,33 @@ def _values(
         names: the distinct names of the variants.
         codes: the index in `names` for each group.
     """
-    plain = stored["value"].cast(pa.binary()).to_pylist() if "value" in stored else [None] * count
+    unshredded = stored["value"].cast(pa.binary()).to_pylist() if "value" in stored else [None] * count
     typed = stored.get("typed_value")
     if typed is None:
-        return plain
+        return unshredded
     if isinstance(typed, pa.ExtensionArray):
         typed = typed.storage
     if pa.types.is_struct(typed.type):
-        return _objects(typed, plain, names, codes)
+        return _objects(typed, unshredded, names, codes)
     is_list = pa.types.is_list(typed.type)
     values = _arrays(typed, names, codes) if is_list else primitives(typed).to_pylist()
-    for value, other in zip(values, plain, strict=True):
+    for value, other in zip(values, unshredded, strict=True):
         if value is not None and other is not None:
             raise ValueError("a shredded variant has two values")
-    return [other if value is None else value for value, other in zip(values, plain, strict=True)]
+    return [other if value is None else value for value, other in zip(values, unshredded, strict=True)]
 
 
 def _objects(
-    typed: pa.StructArray, plain: Sequence[bytes | None], names: Sequence[VariantNames], codes: Numbers
+    typed: pa.StructArray, unshredded: Sequence[bytes | None], names: Sequence[VariantNames], codes: Numbers
 ) -> list[bytes | None]:
-    """Return objects of shredded fields, with the fields of `plain`, which are not shredded."""
+    """Return objects of shredded fields, with the fields of `unshredded`, which are not shredded."""
     fields = {}
     for field, group in zip(typed.type, typed.flatten(), strict=True):
         inside = dict(zip((child.name for child in group.type), group.flatten(), strict=True))
         fields[field.name.encode()] = _values(inside, len(typed), names, codes)
     result: list[bytes | None] = []
     for row, is_object in enumerate(typed.is_valid().to_pylist()):
-        other = plain[row]
+        other = unshredded[row]
         if not is_object:
             result.append(other)
             continue

@@ -149,10 +149,10 @@ def _implementation(name: str, properties: Mapping[str, Any]) -> object:
     """Return an instance of the class with a full name, or the function with that name."""
     module, _, member = name.rpartition(".")
     try:
-        found = getattr(import_module(module), member)
+        implementation = getattr(import_module(module), member)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidArgumentError(f"{KMS_IMPL}: {name} can't be imported: {error}") from None
-    return found(properties) if isinstance(found, type) else found
+    return implementation(properties) if isinstance(implementation, type) else implementation
 
 
 # -- Keys of a table's metadata ---------------------------------------------------------------------------------------

@@ -438,14 +438,14 @@ def _box(footer: pq.FileMetaData, index: int) -> tuple[bytes, bytes] | None:
     groups = [footer.row_group(number).column(index).geo_statistics for number in range(footer.num_row_groups)]
     if None in groups:
         return None
-    found = [group for group in groups if group.xmin is not None and group.ymin is not None]
-    if not found:
+    known = [group for group in groups if group.xmin is not None and group.ymin is not None]
+    if not known:
         return None
     lower, upper = (
-        (min(each.xmin for each in found), min(each.ymin for each in found)),
+        (min(each.xmin for each in known), min(each.ymin for each in known)),
         (
-            max(each.xmax for each in found),
-            max(each.ymax for each in found),
+            max(each.xmax for each in known),
+            max(each.ymax for each in known),
         ),
     )
     return _POINT.pack(*lower), _POINT.pack(*upper)

@@ -193,9 +193,9 @@ def _variants(column: pa.ChunkedArray) -> Sequence[tuple[VariantNames, bytes | N
 
 def _split(value: bytes, names: VariantNames, kind: pa.DataType) -> dict[str, Any]:
     """Return a value as a group of the fields `value` and `typed_value`."""
-    found = kind_of(value)
+    value_kind = kind_of(value)
     if pa.types.is_struct(kind):
-        if found == OBJECT:
+        if value_kind == OBJECT:
             inside = fields_of(value, names)
             typed: dict[str, Any] = {}
             for group in kind:
@@ -203,10 +203,10 @@ def _split(value: bytes, names: VariantNames, kind: pa.DataType) -> dict[str, An
                 typed[group.name] = {} if part is None else _split(part, names, group.type.field("typed_value").type)
             return {"value": object_of(inside, names) if inside else None, "typed_value": typed}
     elif pa.types.is_list(kind):
-        if found == ARRAY:
+        if value_kind == ARRAY:
             element = kind.value_type.field("typed_value").type
             return {"typed_value": [_split(part, names, element) for part in elements_of(value)]}
-    elif _takes(kind, found):
+    elif _takes(kind, value_kind):
         decoded = primitive_of(value)
         if isinstance(decoded, Decimal):
             decoded = _scaled(decoded, kind)
@@ -215,13 +215,13 @@ def _split(value: bytes, names: VariantNames, kind: pa.DataType) -> dict[str, An
     return {"value": value}
 
 
-def _takes(kind: pa.DataType, found: int | str) -> bool:
+def _takes(kind: pa.DataType, value_kind: int | str) -> bool:
     """Return whether a column can have values of a type of variants."""
     if pa.types.is_decimal(kind):
-        return found in DECIMAL_IDS
+        return value_kind in DECIMAL_IDS
     if pa.types.is_integer(kind):
-        return found in _INTEGERS and bool(_TYPES[int(found)].bit_width <= kind.bit_width)
-    return isinstance(found, int) and _TYPES.get(found) == kind
+        return value_kind in _INTEGERS and bool(_TYPES[int(value_kind)].bit_width <= kind.bit_width)
+    return isinstance(value_kind, int) and _TYPES.get(value_kind) == kind
 
 
 def _scaled(value: Decimal, kind: pa.Decimal128Type) -> Decimal | None:
