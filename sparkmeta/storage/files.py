@@ -192,7 +192,7 @@ class Files(Protocol):
 class LocalFiles:
     """Local files."""
 
-    keys: TableKeys | None = field(default=None, repr=False, compare=False)
+    keys: TableKeys | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def read(self, location: str) -> bytes:
         return read_local(location)
@@ -442,7 +442,7 @@ def files_for(
     """
     session = sessions.running()
     if is_local(location) and (session is None or not is_connect(session) or shares_disk(session, location)):
-        return LocalFiles(keys)
+        return LocalFiles(keys=keys)
     return SparkFiles(sessions, keys) if io is None or is_local(location) else IOFiles(io, keys)
 
 
