@@ -782,6 +782,9 @@ def with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
 
 
 def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
+    if state.is_encrypted:
+        problem = f"{state.metadata.location}: the table is encrypted, so that added_positions can't be computed"
+        return deletes.withColumn(_POSITIONS, F.when(is_vector, F.raise_error(F.lit(problem)).cast(POSITIONS_TYPE)))
     if state.access.tasks is None:
         return _positions_by_file(state, deletes, is_vector)
     reader = _PositionReader(state.access.tasks)

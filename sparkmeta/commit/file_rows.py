@@ -91,6 +91,7 @@ class FileRows:
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
         columns: ids of all columns in any schema of the table.
+        encrypted: whether the table is encrypted: its new files have key metadata, and files of other tables have none.
     """
 
     table: str
@@ -98,6 +99,7 @@ class FileRows:
     specs: Mapping[int, tuple[TupleField, ...]]
     default_spec: int
     columns: frozenset[int]
+    encrypted: bool
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -198,6 +200,12 @@ class FileRows:
         for problem_entry in self._problems(values):
             column = _COLUMNS.get(problem_entry.field, problem_entry.field)
             raise self._error(values, problem_entry.row, column, problem_entry.value, problem_entry.problem)
+        keys = values["key_metadata"]
+        for row in indices_where(keys.is_null() if self.encrypted else keys.is_valid()).to_pylist()[:1]:
+            problem = "the table is encrypted" if self.encrypted else "the table is not encrypted"
+            has_key = "null" if self.encrypted else "present"
+            path = values["location"][row].as_py()
+            raise ValidationError(f"{self.table}: key_metadata of file {path} is {has_key}: {problem}")
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
         of_unknown = indices_where(_is_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:

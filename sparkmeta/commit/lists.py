@@ -18,7 +18,7 @@ from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snaps
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.entries.live import estimated_entry_counts
 from sparkmeta.entries.manifest_records import whole_manifests
-from sparkmeta.errors import UnsupportedError, translated_errors
+from sparkmeta.errors import CommitConflictError, UnsupportedError, translated_errors
 from sparkmeta.expr.arrays import whole
 from sparkmeta.manifests.manifest_tasks import (
     GROUP,
@@ -36,7 +36,7 @@ from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.partitioning import spec_partition_type
-from sparkmeta.storage.encryption import encrypted
+from sparkmeta.storage.encryption import KEY_METADATA, encrypted
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.keys import data_key_length, with_manifest_list_key
 from sparkmeta.storage.location import join
@@ -349,6 +349,9 @@ class NewList:
         location = join(metadata_folder(metadata), name)
         content = write_manifest_list(rows, version, properties, metadata.location)
         length = data_key_length(metadata)
+        keys = rows.filter(is_new(manifests)).column(KEY_METADATA)
+        if keys.null_count if length is not None else keys.null_count < len(keys):
+            raise CommitConflictError(f"{metadata.location}: the table became encrypted, or is not any more: try again")
         content, key_metadata = encrypted(content, length)
         if length is not None and key_metadata is not None:
             metadata, key_id = with_manifest_list_key(state.files, metadata, key_metadata, length)

@@ -40,6 +40,7 @@ from sparkmeta.snapshot.search import (
 )
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
+from sparkmeta.storage.keys import data_key_length
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,7 @@ def file_rows(state: TableState) -> FileRows:
         _tuple_fields(state),
         state.metadata.default_spec_id,
         frozenset(state.types.primitive_fields),
+        data_key_length(state.metadata) is not None,
     )
 
 
@@ -76,6 +78,7 @@ def listed_rows(state: TableState) -> ListedRows:
         _tuple_fields(state),
         state.metadata.default_spec_id,
         frozenset(types.primitive_fields),
+        data_key_length(state.metadata) is not None,
         state.metadata.format_version,
         partition,
     )

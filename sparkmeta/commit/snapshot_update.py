@@ -90,7 +90,7 @@ class AddedPart:
         kinds: the content types that they may have.
     """
 
-    files: Relation | TableState
+    files: Relation | TableState = field(repr=False)
     kinds: tuple[int, ...]
 
 

@@ -30,6 +30,7 @@ from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
+from sparkmeta.storage.keys import data_key_length
 
 if TYPE_CHECKING:
     from sparkmeta.commit.compaction_job import Rewritten
@@ -128,14 +129,15 @@ class ListWriter:
         """See `SnapshotWriter.fits`.
 
         The format version and snapshot id must be the same, since manifests contain them, and the folder, in which the
-        list makes their names durable. The table must still have the partition specs and schemas that readers need to
-        understand the manifests.
+        list makes their names durable. Manifests and their list must be encrypted alike. The table must still have the
+        partition specs and schemas that readers need to understand the manifests.
         """
         if self._written_for is None or has_tree(head.metadata):
             return not has_tree(head.metadata)
         snapshot_id, written_for = self._written_for
-        same = (written_for.format_version, snapshot_id, metadata_folder(written_for))
-        is_same = same == (head.metadata.format_version, self.names.snapshot_id, metadata_folder(head.metadata))
+        new, old = head.metadata, written_for
+        same = (old.format_version, snapshot_id, metadata_folder(old), data_key_length(old))
+        is_same = same == (new.format_version, self.names.snapshot_id, metadata_folder(new), data_key_length(new))
         return is_same and not lacks_definitions(head.metadata, written_for)
 
     def begin(self, head: TableState) -> TableState:

@@ -91,6 +91,12 @@ def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
     return bool(len(manifests)) and state.access.tasks is not None and not only_dvs(state, manifests, by_job=True)
 
 
+def _position_files(state: TableState, manifests: pa.Table) -> Relation:
+    """Return the position delete files in delete manifests, rows of `state.manifests`."""
+    is_file = is_kind(ContentType.POSITION_DELETES) & ~has_offset()
+    return where(live_relation(state, manifests), is_file)
+
+
 def refuse_lost_positions(state: TableState, dvs: Relation, data: Relation, manifests: pa.Table) -> None:
     """Refuse deletion vectors that lack positions of position delete files. For many deletes, runs jobs.
 
@@ -238,7 +244,7 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     deletes = computed(deletes_of(state, targets, leaves, searches))
     _check_replaced(state, placed, where(deletes, has_offset()))
     if may_have_position_files(state, leaves):
-        if state.is_encrypted:
+        if state.is_encrypted and first(_position_files(state, leaves)) is not None:
             problem = "position delete files of encrypted tables can't be compared with deletion vectors"
             raise UnsupportedError(f"{state.metadata.location}: {problem}")
         data = matching(live, placed, {"location": "data_path"})

@@ -27,6 +27,7 @@ from sparkmeta.manifests.v4.root import in_files
 from sparkmeta.operations.table_operations import TableT, refuse_lists, refuse_read_only
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import refuse_encrypted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -351,6 +352,7 @@ def plan_compaction(table: TableT, options: CompactionOptions) -> CompactionPlan
     """See `Maintenance.compact_manifests`."""
     refuse_lists(table.metadata, table.full_name)
     refuse_read_only(table)
+    refuse_encrypted(table.metadata, "which metadata trees can't be")
     options.check()
     return compaction_of(table, table.state, options)
 

@@ -47,6 +47,7 @@ from sparkmeta.operations.table_operations import TableT, refuse_read_only
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.tree_layout import LAYOUTS, TreeLayout
 from sparkmeta.spec.upgrade import in_layout, tree_metadata
 
@@ -341,6 +342,7 @@ def plan_conversion(table: TableT, options: ConvertTreeOptions) -> ConversionPla
     """See `Maintenance.convert_tree`."""
     options.check()
     refuse_read_only(table)
+    refuse_encrypted(table.metadata, "which metadata trees can't be")
     metadata = tree_metadata(table.metadata)
     layout = LAYOUTS[options.layout]
     in_layout(metadata, layout)

@@ -34,6 +34,7 @@ from sparkmeta.session import local_frame
 from sparkmeta.snapshot.search import live_files
 from sparkmeta.snapshot.state import task_reader
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.upgrade import (
     LIST_VERSION,
     TREE_PROPERTIES,
@@ -515,6 +516,7 @@ def plan_downgrade(table: TableT, options: DowngradeOptions) -> DowngradePlan[Ta
     """See `Maintenance.downgrade`."""
     options.check()
     refuse_read_only(table)
+    refuse_encrypted(table.metadata, "which metadata trees can't be")
     tree_metadata(table.metadata)
     heads = table_heads(table.state)
     _refuse(table.state, leaf_groups(heads))

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
 
 
-@dataclass(frozen=True)
+# Metadata may hold its types, so comparing them would not end.
+@dataclass(frozen=True, eq=False)
 class TableTypes:
     """The types of columns, partition values and stats in a snapshot's manifests.
 

@@ -115,10 +115,17 @@ class SqlRow:
 
     def drop(self, location: str) -> None:
         """Delete the row. Raises an error if there is no such row, or it has another location."""
-        if self._changed(delete(IcebergTables).where(*self._is_row(), _is_at(location))) == 0:
-            if (current := self._pointer()) is None:
-                raise self.missing()
+        count = self._changed(delete(IcebergTables).where(*self._is_row(), _is_at(location)))
+        # Drivers that don't count rows return -1.
+        if count != 1 and (current := self._pointer()) is not None:
             raise _outdated(location, current.location)
+        if count == 0:
+            raise self.missing()
+
+    def is_named(self, location: str) -> bool:
+        """Return whether any row of the database has a location."""
+        with self.catalog.engine.connect() as connection:
+            return connection.execute(select(IcebergTables.table_name).where(_is_at(location))).first() is not None
 
     def missing(self) -> SparkmetaError:
         """Return the error for a missing row."""
@@ -286,7 +293,10 @@ class SqlViewOperations:
             self._row.rename(names)
 
     def drop(self) -> None:
-        """Drop the view, and delete its current metadata file unless `gc.enabled` is false, as Java does."""
+        """Drop the view, and delete its current metadata file, as Java does.
+
+        The file stays if `gc.enabled` is false, or if it is registered under another name.
+        """
         location = self._location()
         deletes = False
         # The file may be lost.
@@ -294,9 +304,13 @@ class SqlViewOperations:
             deletes = flag_property(
                 self._loaded(location).metadata.properties, "gc.enabled", default=True, location=location
             )
-        with catalog_errors(self.catalog, self.names):
+        problem = f"{'.'.join(self.names)} may have been dropped"
+        with (
+            catalog_errors(self.catalog, self.names),
+            settled(self.catalog, problem, lambda: self._row.pointer() is None, {}),
+        ):
             self._row.drop(location)
-        if deletes:
+        if deletes and not self._row.is_named(location):
             discard(self.files_at(location), [location])
 
     def _location(self) -> str:

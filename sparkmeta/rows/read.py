@@ -282,7 +282,9 @@ def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tupl
 
 
 def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
-    """Return which files Spark can read together with all equality deletes that apply to them."""
+    """Return which files Spark can read together with all deletes that apply to them. Spark has no keys."""
+    if KEY_METADATA in files.table.column_names:
+        return np.zeros(len(files), np.bool_)
     flags = _spark_reads_files(state, files.table)
     for side in files.sides:
         unread = side.shared_deletes(ContentType.EQUALITY_DELETES)
@@ -293,13 +295,11 @@ def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
 
 
 def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
-    """Return which files Spark can read, by their store, format, name and length. It has no keys of encrypted ones."""
+    """Return which files Spark can read, by their store, format, name and length."""
     is_parquet = pc.equal(pc.utf8_upper(files.column("file_format")), "PARQUET")
     is_unfit = pc.match_substring_regex(files.column("file_path"), f"{_HIDDEN}|{_LOCAL_WITH_COLON}")
     has_bytes = pc.greater(files.column("file_size_in_bytes"), 0)
     flags: Flags = np.asarray(pc.and_(pc.and_not(is_parquet, is_unfit), has_bytes))
-    if KEY_METADATA in files.column_names:
-        flags &= np.asarray(files.column(KEY_METADATA).is_null())
     return flags & _spark_opens(state, files.column("file_path"))
 
 

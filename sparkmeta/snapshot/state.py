@@ -185,8 +185,6 @@ class TableState:
         if location is None or self.snapshot is None:
             return None
         whole = self if self.part is None else self.part.whole
-        if "tree" in vars(whole):
-            return whole.tree
         snapshot, types = self.snapshot, self.types.tree_types
         stamp = (snapshot.snapshot_id, snapshot.sequence_number or 0, snapshot.first_row_id)
         if self.part is not None:
@@ -195,7 +193,8 @@ class TableState:
         root = read_root(data, types, location, stamp, self.types.locations)
         if whole is self:
             return Tree(root, self.types.tuple_sources)
-        vars(whole)["_root_data"] = data
+        if "tree" not in vars(whole):
+            vars(whole)["_root_data"] = data
 
         def whole_root() -> Root:
             assert whole.tree is not None

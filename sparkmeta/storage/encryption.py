@@ -244,6 +244,8 @@ class Stream:
         begin = 0 if first == 0 else len(_HEADER) + first * _SEALED
         stop = min(len(_HEADER) + (last + 1) * _SEALED, self._stored)
         content = memoryview(read(begin, stop - begin))
+        if len(content) != stop - begin:
+            raise EncryptionError(f"{self.location}: the file has fewer bytes than {self._stored}, its key_metadata's")
         if first == 0:
             self._check_header(content)
             content = content[len(_HEADER) :]

@@ -324,6 +324,7 @@ def refuse_encrypted_commit(files: HasKeys, metadata: TableMetadata) -> None:
     if problem is not None:
         raise UnsupportedError(f"{location}: the table is encrypted, and can't be committed to: {problem}")
     data_key_length(metadata)
+    cipher(bytes(_ID_BYTES))  # raises if the package is missing
     master = metadata.properties[ENCRYPTION_KEY_ID]
     keys = _keys(files, location, f"the table is encrypted by key {master}")
     wrapping = _wrapping(metadata)

@@ -326,7 +326,7 @@ class Written:
     column_sizes: dict[int, int]
     boxes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     shredded: Mapping[int | None, FieldBounds] = field(default_factory=dict)
-    key_metadata: bytes | None = None
+    key_metadata: bytes | None = field(default=None, repr=False)
 
 
 _POINT: Final = struct.Struct("<dd")

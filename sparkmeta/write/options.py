@@ -109,6 +109,9 @@ class WriteOptions:
         file_format = properties.choice("write.format.default", "parquet", FORMATS)
         if file_format == "orc" and key_length is not None:
             raise UnsupportedError(f"{metadata.location}: the table is encrypted, and ORC files can't be")
+        bloom_filters = _bloom_filters(properties) if file_format == "parquet" else {}
+        if bloom_filters and key_length is not None:
+            raise UnsupportedError(f"{metadata.location}: the table is encrypted, and Bloom filters can't be")
         is_sorted = bool(metadata.sort_order().fields)
         is_partitioned = not metadata.spec().is_unpartitioned()
         return WriteOptions(
@@ -122,7 +125,7 @@ class WriteOptions:
             dictionary_bytes=properties.number("write.parquet.dict-size-bytes", 2 << 20),
             plain=properties.columns_where("write.parquet.dict-encoding-enabled.column.", is_enabled=False),
             unmeasured=properties.columns_where("write.parquet.stats-enabled.column.", is_enabled=False),
-            bloom_filters=_bloom_filters(properties) if file_format == "parquet" else {},
+            bloom_filters=bloom_filters,
             bloom_bytes=properties.number("write.parquet.bloom-filter-max-bytes", 1 << 20),
             orc_strategy=properties.choice("write.orc.compression-strategy", "speed", ("speed", "compression")),
             inferring_rows=properties.number("write.parquet.variant-inference-buffer-size", 100)

@@ -99,6 +99,15 @@ def test_the_row(catalog: IcebergCatalog, namespace: str) -> None:
     assert catalog.register_view(f"{namespace}.v", stays.metadata_location).metadata == stays.metadata
 
 
+def test_a_file_that_two_views_have(catalog: IcebergCatalog, namespace: str) -> None:
+    view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL)
+    catalog.register_view(f"{namespace}.w", view.metadata_location)
+    catalog.drop_view(f"{namespace}.v")
+    assert catalog.load_view(f"{namespace}.w").metadata == view.metadata
+    catalog.drop_view(f"{namespace}.w")
+    assert not Path(view.metadata_location[7:]).exists()
+
+
 def test_tables_and_views_share_names(catalog: IcebergCatalog, namespace: str) -> None:
     catalog.create_table(f"{namespace}.t", SCHEMA)
     view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -26,7 +27,7 @@ SPECS = {
     3: (TupleField(1004, ("id",), 4, "uuid"),),
     4: (TupleField(1005, ("zorder",), None, ANY),),
 }
-ROWS = FileRows(TABLE, STATS, SPECS, 0, frozenset(STATS))
+ROWS = FileRows(TABLE, STATS, SPECS, 0, frozenset(STATS), encrypted=False)
 
 Row = dict[str, Any]
 
@@ -64,10 +65,19 @@ def test_a_minimal_file_row() -> None:
 
 
 def test_all_that_a_file_may_have() -> None:
-    more = {"sort_order_id": 2, "split_offsets": [4, 50], "key_metadata": b"k", "first_row_id": 7, "whatever": 1}
+    more = {"sort_order_id": 2, "split_offsets": [4, 50], "first_row_id": 7, "whatever": 1}
     row = entries(file(**more))[0]
-    assert (row["sort_order_id"], row["split_offsets"], row["key_metadata"]) == (2, [4, 50], b"k")
+    assert (row["sort_order_id"], row["split_offsets"], row["key_metadata"]) == (2, [4, 50], None)
     assert row["first_row_id"] is None  # the commit gives it
+
+
+def test_only_files_of_encrypted_tables_have_keys() -> None:
+    encrypted, with_key = replace(ROWS, encrypted=True), pa.Table.from_pylist([file(key_metadata=b"k")])
+    assert encrypted.entries(with_key).column("key_metadata").to_pylist() == [b"k"]
+    with pytest.raises(ValidationError, match=r"key_metadata of file .*a.parquet is present: the table is not enc"):
+        ROWS.entries(with_key)
+    with pytest.raises(ValidationError, match=r"key_metadata of file .*a.parquet is null: the table is encrypted"):
+        encrypted.entries(pa.Table.from_pylist([file()]))
 
 
 def test_deletes() -> None:
@@ -192,7 +202,7 @@ def test_files_of_several_specs() -> None:
 
 
 def test_files_without_a_spec_are_of_the_default_one() -> None:
-    rows = FileRows(TABLE, STATS, SPECS, 2, frozenset(STATS))
+    rows = FileRows(TABLE, STATS, SPECS, 2, frozenset(STATS), encrypted=False)
     row = entries(file(partition={"ratio": 1.0}), rows=rows)[0]
     assert row["partition_spec_id"] == 2
 

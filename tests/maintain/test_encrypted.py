@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from tests.write.test_encrypted_tables import Encrypted, rows
+from tests.write.test_encrypted_tables import KEYS, SCHEMA, Encrypted, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,3 +40,23 @@ def test_expiry_orphans_and_health(spark: SparkSession, tmp_path: Path) -> None:
     for refused in ("rewrite_data_files", "rewrite_manifests", "repair", "compute_table_stats"):
         with pytest.raises(sm.UnsupportedError, match="db/t: the table is encrypted"):
             getattr(table.maintenance, refused)()
+
+
+def test_trees_are_refused(tmp_path: Path) -> None:
+    """A tree can have the property, but its files would not be encrypted."""
+    catalog = sm.load_catalog("trees", type="hadoop", warehouse=tmp_path.as_uri(), **KEYS)
+    catalog.create_namespace("db")
+    properties = {"encryption.key-id": "master"}
+    table = catalog.create_table("db.t", SCHEMA, properties=properties, format_version=4)
+    before = table.metadata_location
+    maintenance = table.maintenance
+    for refused in (
+        maintenance.compact_manifests,
+        lambda: maintenance.convert_tree("iceberg"),
+        lambda: maintenance.downgrade(3),
+    ):
+        with pytest.raises(sm.UnsupportedError, match="db/t: the table is encrypted, which metadata trees can't be"):
+            refused()
+    with pytest.raises(sm.UnsupportedError, match="db/t: the table is encrypted, and can't be committed to"):
+        table.append(rows(0, 3))
+    assert table.refresh().metadata_location == before

@@ -16,7 +16,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.errors import EncryptionError, InvalidArgumentError, UnsupportedError
+from sparkmeta.errors import EncryptionError, InvalidArgumentError, UnsupportedError, ValidationError
 from sparkmeta.spec.schema import VariantType
 from sparkmeta.storage import keys
 from sparkmeta.storage.encryption import FileKey, Stream
@@ -100,6 +100,55 @@ def test_changes_of_rows(encrypted: Encrypted) -> None:
     assert encrypted.table.scan().count() == len(expected)
     assert encrypted.table.scan("id >= 203").to_arrow().num_rows == 3
     assert_all_encrypted(encrypted)
+
+
+def test_deletes_after_equality_deletes(encrypted: Encrypted) -> None:
+    """Deletion vectors must include position delete files, which equality deletes are not."""
+    encrypted.table.append(rows(0, 30))
+    encrypted.table.equality_delete(rows(10, 12).select(["id", "p"]), equality_cols=["id"])
+    encrypted.table.delete("id = 2")
+    encrypted.table.upsert(rows(3, 4, "visible-"), join_cols=["id"])
+    assert encrypted.ids == [number for number in range(30) if number not in (2, 10, 11)]
+    assert_all_encrypted(encrypted)
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_encryption_that_starts_or_ends_beside_a_commit(tmp_path: Path, starts: bool) -> None:
+    """No commit adds files in clear to an encrypted table, or encrypted files to another."""
+    encrypted = Encrypted(tmp_path)
+    properties = {"encryption.key-id": "master"}
+    if starts:
+        with encrypted.table.transaction() as tx:
+            tx.remove_properties("encryption.key-id")
+    transaction = encrypted.table.transaction()
+    transaction.append(rows(0, 3))
+    with encrypted.table.transaction() as tx:
+        tx.set_properties(properties) if starts else tx.remove_properties(*properties)
+    before = encrypted.table.metadata_location
+    with pytest.raises(sm.SparkmetaError, match="encrypted"):
+        transaction.commit()
+    assert encrypted.table.metadata_location == before
+    encrypted.table.append(rows(3, 5))
+    assert encrypted.ids == [3, 4]
+
+
+def test_files_in_clear(tmp_path: Path) -> None:
+    encrypted, other = Encrypted(tmp_path), tmp_path / "other"
+    other.mkdir()
+    in_clear = Encrypted(other)
+    with in_clear.table.transaction() as tx:
+        tx.remove_properties("encryption.key-id")
+    files = in_clear.table.append(rows(0, 3)).inspect.arrow.data_files()
+    transaction = encrypted.table.transaction()
+    transaction.update_snapshot().append(files)
+    with pytest.raises(ValidationError, match=r"key_metadata of file .*parquet is null: the table is encrypted"):
+        transaction.commit()
+
+
+def test_bloom_filters_are_refused(tmp_path: Path) -> None:
+    encrypted = Encrypted(tmp_path, **{"write.parquet.bloom-filter-enabled.column.id": "true"})
+    with pytest.raises(UnsupportedError, match="the table is encrypted, and Bloom filters can't be"):
+        encrypted.table.append(rows(0, 3))
 
 
 def assert_all_encrypted(encrypted: Encrypted) -> None:
