@@ -20,6 +20,7 @@ import pyarrow as pa
 from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, expanded_schema
 from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
 from sparkmeta.expr.arrays import field_id, with_field_id
+from sparkmeta.spec.varints import encoded_long
 from sparkmeta.storage.encryption import KEY_METADATA, Stream, decrypted
 
 if TYPE_CHECKING:
@@ -406,7 +407,7 @@ def container_header(schema: Mapping[str, Any], codec: str, properties: Mapping[
     """
     pairs = {"avro.schema": json.dumps(schema), "avro.codec": codec, **properties}
     texts = (_text(text) for pair in pairs.items() for text in pair)
-    return MAGIC + _long(len(pairs)) + b"".join(texts) + _long(0) + sync
+    return MAGIC + encoded_long(len(pairs)) + b"".join(texts) + encoded_long(0) + sync
 
 
 def container_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes], sync: bytes) -> Iterator[bytes]:
@@ -418,7 +419,7 @@ def container_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes], sync
         sync: the sync marker of the header.
     """
     for count, packed in packed_blocks(records, pack):
-        yield _long(count) + _long(len(packed)) + packed + sync
+        yield encoded_long(count) + encoded_long(len(packed)) + packed + sync
 
 
 def packed_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:
@@ -433,16 +434,7 @@ def packed_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes]) -> Iter
 
 
 def _text(value: str) -> bytes:
-    return _long(len(value.encode())) + value.encode()
-
-
-def _long(value: int) -> bytes:
-    """Encode a non-negative number in Avro's zigzag form."""
-    remaining, encoded = value << 1, bytearray()
-    while remaining > 0x7F:
-        encoded.append(remaining & 0x7F | 0x80)
-        remaining >>= 7
-    return bytes([*encoded, remaining])
+    return encoded_long(len(value.encode())) + value.encode()
 
 
 # -- Avro files of rows as Arrow batches ------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from sparkmeta.expr.arrays import compact_lists, extremes, whole
 from sparkmeta.expr.bounds import as_numbers, encode_bounds
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, V3_ENTRY_PATHS
 from sparkmeta.spec.table_properties import choice_property
+from sparkmeta.spec.varints import encoded_long
 from sparkmeta.storage.encryption import KEY_METADATA, encrypted
 from sparkmeta.storage.location import join
 
@@ -160,21 +161,13 @@ def _encoding(kind: Any, value: Any) -> bytes:
                 return bytes(value or _NOTHING)
         return _encoding(kind["type"], value)
     if kind in ("int", "long"):
-        return _number(value or 0)
+        return encoded_long(value or 0)
     content: bytes = value.encode() if isinstance(value, str) else value or _NOTHING
-    return _number(len(content)) + content if kind in ("bytes", "string") else content
+    return encoded_long(len(content)) + content if kind in ("bytes", "string") else content
 
 
 def _block(items: Sequence[bytes]) -> bytes:
-    return _number(len(items)) + b"".join(items) + _END if items else _END
-
-
-def _number(value: int) -> bytes:
-    rest, digits = (value << 1) ^ (value >> 63), bytearray()
-    while rest > 0x7F:
-        digits.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*digits, rest])
+    return encoded_long(len(items)) + b"".join(items) + _END if items else _END
 
 
 def _joined(*parts: Any) -> pa.BinaryArray:

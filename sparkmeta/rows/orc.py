@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import orc
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.varints import decoded_varint, encoded_varint
 
 # -- Parts of ORC files (ORC Specification v1) ------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
@@ -96,7 +97,7 @@ class OrcParts:
         if self._codec == _LZ4:
             return _read_compressed(_LZ4_HEADER + len(chunk).to_bytes(4, "little") + chunk + _LZ4_END, "lz4")
         if self._codec == _SNAPPY:
-            size, _ = _varint(chunk, 0)
+            size, _ = decoded_varint(chunk, 0)
             return bytes(pa.decompress(chunk, size, codec="snappy", asbytes=True))
         raise UnsupportedError(f"{self._location}: timestamps that are compressed by ORC's codec {self._codec}")
 
@@ -129,30 +130,19 @@ def _read_compressed(data: bytes, codec: str) -> bytes:
 # -- Protocol buffers -------------------------------------------------------------------------------------------------
 
 
-def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Decode a varint at `offset`. Return the number and the end of its bytes."""
-    value = shift = 0
-    while True:
-        byte = data[offset]
-        value |= (byte & 0x7F) << shift
-        offset, shift = offset + 1, shift + 7
-        if byte < 0x80:
-            return value, offset
-
-
 def parsed(data: bytes) -> list[Field]:
     """Decode the fields of a message."""
     fields, offset = [], 0
     while offset < len(data):
-        key, offset = _varint(data, offset)
+        key, offset = decoded_varint(data, offset)
         number, wire_type = key >> 3, key & 7
         if wire_type == _VARINT:
-            value, offset = _varint(data, offset)
+            value, offset = decoded_varint(data, offset)
             fields.append(Field(number, wire_type, value))
             continue
         size = _FIXED_SIZES.get(wire_type)
         if size is None:
-            size, offset = _varint(data, offset)
+            size, offset = decoded_varint(data, offset)
         fields.append(Field(number, wire_type, data[offset : offset + size]))
         offset += size
     return fields
@@ -167,25 +157,17 @@ def encoded(fields: Iterable[Field]) -> bytes:
     """Encode the fields of a message."""
     parts = []
     for number, wire_type, value in fields:
-        parts.append(_encoded_varint(number << 3 | wire_type))
+        parts.append(encoded_varint(number << 3 | wire_type))
         if wire_type == _VARINT:
-            parts.append(_encoded_varint(value))
+            parts.append(encoded_varint(value))
         else:
-            parts += [_encoded_varint(len(value))] * (wire_type == BYTES) + [value]
+            parts += [encoded_varint(len(value))] * (wire_type == BYTES) + [value]
     return b"".join(parts)
 
 
 def with_numbers(message: bytes, numbers: dict[int, int]) -> bytes:
     """Return a message with other numbers in some of its fields."""
     return encoded(field._replace(value=numbers.get(field.number, field.value)) for field in parsed(message))
-
-
-def _encoded_varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
 
 
 # -- Run length encoding ----------------------------------------------------------------------------------------------
@@ -242,8 +224,8 @@ def _patched(data: bytes, offset: int, code: int, count: int) -> tuple[Numbers, 
 
 
 def _deltas(data: bytes, offset: int, code: int, count: int) -> tuple[Numbers, int]:
-    base, offset = _varint(data, offset)
-    zigzag, offset = _varint(data, offset)
+    base, offset = decoded_varint(data, offset)
+    zigzag, offset = decoded_varint(data, offset)
     delta = (zigzag >> 1) ^ -(zigzag & 1)
     steps = np.full(count, delta, np.int64)
     steps[0] = np.uint64(base).astype(np.int64)

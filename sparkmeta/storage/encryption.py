@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkmeta.errors import EncryptionError, UnsupportedError
+from sparkmeta.spec.varints import decoded_long, encoded_long
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -122,8 +123,8 @@ class FileKey:
 
     def metadata(self) -> bytes:
         """Return the key metadata."""
-        values = [_bytes(self.key), _long(1), _bytes(self.aad_prefix)]
-        values += [_long(0)] if self.length is None else [_long(1), _long(self.length)]
+        values = [_bytes(self.key), encoded_long(1), _bytes(self.aad_prefix)]
+        values += [encoded_long(0)] if self.length is None else [encoded_long(1), encoded_long(self.length)]
         return bytes([_VERSION]) + b"".join(values)
 
     def with_length(self, length: int) -> FileKey:
@@ -148,12 +149,8 @@ class _Record:
         self._data, self._at = data, 1
 
     def long(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._data[self._at]
-            self._at, value, shift = self._at + 1, value | (byte & 0x7F) << shift, shift + 7
-            if byte < 0x80:
-                return (value >> 1) ^ -(value & 1)
+        value, self._at = decoded_long(self._data, self._at)
+        return value
 
     def bytes(self) -> bytes:
         length = self.long()
@@ -163,16 +160,8 @@ class _Record:
         return self._data[self._at - length : self._at]
 
 
-def _long(value: int) -> bytes:
-    value, digits = value << 1, bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
-
-
 def _bytes(value: bytes) -> bytes:
-    return _long(len(value)) + value
+    return encoded_long(len(value)) + value
 
 
 # -- Decrypt streams --------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
+from sparkmeta.spec.varints import decoded_varint
+
 MAGIC: Final = b"PAR1"
 LENGTH_BYTES: Final = 4
 
@@ -85,10 +87,10 @@ def annotated(footer: bytes, groups: Collection[str]) -> bytes:
         for number, start, field_end in _fields(footer, position):
             last, end = number, field_end
             if number == _NAME:
-                length, begin = _varint(footer, start)
+                length, begin = decoded_varint(footer, start)
                 name = footer[begin : begin + length].decode()
             elif number == _NUM_CHILDREN:
-                children = _varint(footer, start)[0] >> 1
+                children = decoded_varint(footer, start)[0] >> 1
         path = ".".join(filter(None, (parents[-1][0], name))) if parents else ""
         if index and path in groups:
             parts += [footer[copied:end], bytes([_LOGICAL_TYPE - last << 4 | _STRUCT]), _VARIANT]
@@ -111,7 +113,7 @@ def _fields(data: bytes, position: int) -> Iterator[tuple[int, int, int]]:
         if delta:
             number += delta
         else:
-            encoded, position = _varint(data, position)
+            encoded, position = decoded_varint(data, position)
             number = encoded >> 1
         end = _end(data, position, kind)
         yield number, position, end
@@ -125,11 +127,11 @@ def _end(data: bytes, position: int, kind: int) -> int:
     if kind == _BYTE:
         return position + 1
     if kind in _INTEGERS:
-        return _varint(data, position)[1]
+        return decoded_varint(data, position)[1]
     if kind == _DOUBLE:
         return position + 8
     if kind == _BINARY:
-        length, position = _varint(data, position)
+        length, position = decoded_varint(data, position)
         return position + length
     if kind == _STRUCT:
         for _, _, end in _fields(data, position):
@@ -146,16 +148,5 @@ def _list_header(data: bytes, position: int) -> tuple[int, int, int]:
     count, kind = data[position] >> 4, data[position] & 15
     position += 1
     if count == _LONG:
-        count, position = _varint(data, position)
+        count, position = decoded_varint(data, position)
     return count, kind, position
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number and its end."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 127) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 128:
-            return value, position
