@@ -39,7 +39,7 @@ class ExecutorReader:
 
     # The properties may contain credentials.
     io_properties: dict[str, str] | None = field(default=None, repr=False)
-    keys: FileKeys = field(default_factory=FileKeys, repr=False, compare=False)
+    keys: FileKeys = field(default_factory=FileKeys, repr=False, compare=False, kw_only=True)
     _io: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
