@@ -17,7 +17,7 @@ from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTIT
 from sparkmeta.entries.tally import tally_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import from_stream, indices_where, to_stream, uuid_bytes, whole, with_plain_types
-from sparkmeta.expr.bounds import ANY, bound_arrow_type
+from sparkmeta.expr.bounds import ANY, UNORDERED, bound_arrow_type
 from sparkmeta.manifests.sorted_manifests import SortedManifests, added_entries, key_table
 from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats
 from sparkmeta.manifests.v4.layout import checked_table, tree_schema
@@ -272,7 +272,7 @@ class FileRows:
                     self._refuse_stats(values, f"{name}s[{field_id}]", count, pc.greater(count, total), problem)
             lower, upper = children.get("lower_bound"), children.get("upper_bound")
             # Writers disagree on the order of UUIDs (semantics 1.11). Corners of shapes are not in the order of bytes.
-            has_order = not self.stats[field_id].startswith(("uuid", "geo", "variant"))
+            has_order = not self.stats[field_id].startswith(("uuid", *UNORDERED))
             if lower is not None and upper is not None and has_order:
                 problem = f"it is greater than upper_bounds[{field_id}]"
                 self._refuse_stats(values, f"lower_bounds[{field_id}]", lower, pc.greater(lower, upper), problem)

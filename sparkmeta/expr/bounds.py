@@ -44,8 +44,9 @@ _ARROW_TYPES: Final = {
     "unknown": pa.null(),
     ANY: pa.string(),
 }
-# Types whose bounds have no order as bytes.
-_UNORDERED: Final = ("variant", "geometry", "geography")
+UNORDERED: Final = ("variant", "geometry", "geography")
+"""The beginnings of the names of types whose bounds have no order as bytes."""
+
 _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _DAY_MICROS: Final = 86_400_000_000
@@ -124,7 +125,7 @@ def inverted(lower: pa.Array, upper: pa.Array, type_name: str) -> pa.BooleanArra
     Inverted bounds prove nothing. UUIDs are compared in both orders in use, since a pair may be inverted in only one of
     them.
     """
-    if pa.types.is_null(lower.type) or type_name.startswith(_UNORDERED):
+    if pa.types.is_null(lower.type) or type_name.startswith(UNORDERED):
         return None
     above = pc.greater(lower, upper)
     if not pc.any(above).as_py():

@@ -30,7 +30,7 @@ from pyiceberg.expressions import (
 from pyiceberg.types import BinaryType, IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.expr import sql
-from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.expr.bounds import UNORDERED, AllOf, AnyOf, BoundTest
 from sparkmeta.expr.conditions import (
     ColumnLiteral,
     Comparison,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # -- Conclusions from column stats and partition summaries ------------------------------------------------------------
 
 
-_UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
+_UNBOUNDED: Final = ("unknown", *UNORDERED)
 
 # UUIDs are compared by unsigned bytes. Bounds may also be the least and the greatest UUID in the order of
 # java.util.UUID, which compares two signed halves. If the first bit of both bounds is the same, the first halves have

@@ -235,7 +235,7 @@ def _on_bucket(
     return None
 
 
-# A filter may select at most this many combinations of values, for each of which a bucket is computed.
+# The limit of combinations of values that a filter selects. A bucket is computed for each.
 _MOST_COMBINATIONS: Final = 10_000
 # Columns that a filter limits to few values -> the bytes that buckets hash of these. None is null.
 _Limits = dict[int, frozenset[bytes | None]]

@@ -126,7 +126,7 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
 
 
 def public_delete(delete: Sql, manifests: pa.Table, *, encrypted: bool) -> Sql:
-    """Return a delete of a group in the form of plans, of `deletes_type`. `manifests` are those of the deletes."""
+    """Return a delete of a group in the form of plans, of `deletes_type`. `manifests` list the deletes."""
     return sql.struct(
         delete["content_type"].alias("content"),
         delete["location"].alias("file_path"),

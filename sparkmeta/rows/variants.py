@@ -69,7 +69,7 @@ def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
     """Return the metadata and the values of shredded variants, of any content in null variants.
 
     Raises:
-        ValueError: the fields are not those of a variant, or a value contradicts the specification.
+        ValueError: the fields do not make a variant, or a value contradicts the specification.
     """
     stored = dict(zip((field.name for field in variants.type), variants.flatten(), strict=True))
     metadata = stored.pop("metadata", None)

@@ -54,7 +54,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class _PlanPart:
-    """What a state for plans reads of the state `whole`: the stats of some columns, besides those of partitions."""
+    """What a state for plans reads of the state `whole`: the stats of partition values and of some columns."""
 
     whole: TableState
     columns: frozenset[int]
@@ -108,8 +108,8 @@ class TableState:
     def for_plan(self, columns: Iterable[int]) -> TableState:
         """Return a state for plans that need the stats of some columns; see `Tree.root_with`.
 
-        Stats are most of a root. The first plan of a state reads these stats and those of partition values. If another
-        plan needs the stats of other columns, it reads all, and later plans use them.
+        Stats are most of a root. The first plan of a state reads these stats, and the stats of partition values. If
+        another plan needs the stats of other columns, it reads all, and later plans use them.
         """
         if self.snapshot is None or not self.snapshot.has_root or self.root is not None or "tree" in vars(self):
             return self

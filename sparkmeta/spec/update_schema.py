@@ -194,7 +194,7 @@ class _FreshIds(_SetFreshIDs):
     def struct(self, struct: StructType, field_results: list[Callable[[], IcebergType]]) -> StructType:
         ids = [self._get_and_increment(field.field_id) for field in struct.fields]
         for field in struct.fields:
-            # A default with values names their fields by ids, which would be those of other fields.
+            # A default with values names their fields by ids, and other fields have these ids now.
             if isinstance(field.field_type, StructType) and {field.initial_default, field.write_default} - {None, "{}"}:
                 problem = "the default of a struct is {} or null, since its fields have their own defaults"
                 raise ValidationError(f"column {field.name} has a default with values: {problem}")

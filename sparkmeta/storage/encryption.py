@@ -216,7 +216,7 @@ class Stream:
         return self._blocks(memoryview(content)[len(_HEADER) :], 0)
 
     def read_range(self, read: Callable[[int, int], bytes], offset: int, size: int) -> bytes:
-        """Read a range of the decrypted file, up to its end, of which only the blocks are read.
+        """Read a range of the decrypted file, up to its end. Only the blocks in it are read.
 
         Args:
             read: reads a range of the encrypted file.

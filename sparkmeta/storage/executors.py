@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ExecutorReader:
     """A reader of files in Spark tasks: of local files by ``open``, of others by a FileIO with the given properties.
 
-    It decrypts the streams whose keys it has learned. Encrypted Parquet files are read as they are stored.
+    It decrypts the streams whose keys it has learned. It does not decrypt Parquet files.
     """
 
     # The properties may contain credentials.

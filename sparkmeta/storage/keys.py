@@ -216,7 +216,7 @@ class TableKeys:
         try:
             answer = getattr(self._client, f"{verb}_key")(key, key_id)
         except Exception as error:  # noqa: BLE001  each service's client has its own errors
-            # Without the cause or its text, either of which may contain keys.
+            # The error and its text may contain keys.
             reason = f"the key client failed to {verb} a key with key {key_id}: {_reason(error)}"
             raise EncryptionError(f"{table}: {reason}") from None
         if not isinstance(answer, bytes | bytearray | memoryview):

@@ -414,11 +414,14 @@ class ParquetOutput:
             for index, (column, _) in enumerate(columns):
                 if column in self._sized:
                     sizes[column] = sizes.get(column, 0) + group.column(index).total_compressed_size
-        boxes = {column: _box(footer, index) for index, (column, _) in enumerate(columns) if column is not None}
-        known_boxes = {column: box for column, box in boxes.items() if box is not None}
+        boxes = {
+            column: box
+            for index, (column, _) in enumerate(columns)
+            if column is not None and (box := _box(footer, index)) is not None
+        }
         shredded = {} if self._shredder is None else self._shredder.bounds()
         key_metadata = None if self._key is None else self._key.with_length(size).metadata()
-        return Written(size, offsets, sizes, known_boxes, shredded, key_metadata)
+        return Written(size, offsets, sizes, boxes, shredded, key_metadata)
 
     def abort(self) -> None:
         """Release the file without finishing it."""
@@ -441,14 +444,9 @@ def _box(footer: pq.FileMetaData, index: int) -> tuple[bytes, bytes] | None:
     known = [group for group in groups if group.xmin is not None and group.ymin is not None]
     if not known:
         return None
-    lower, upper = (
-        (min(each.xmin for each in known), min(each.ymin for each in known)),
-        (
-            max(each.xmax for each in known),
-            max(each.ymax for each in known),
-        ),
-    )
-    return _POINT.pack(*lower), _POINT.pack(*upper)
+    lower = _POINT.pack(min(each.xmin for each in known), min(each.ymin for each in known))
+    upper = _POINT.pack(max(each.xmax for each in known), max(each.ymax for each in known))
+    return lower, upper
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:

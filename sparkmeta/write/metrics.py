@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.errors import CorruptFileError, ValidationError
-from sparkmeta.expr.bounds import bound_arrow_type, encode_bounds, reads_as
+from sparkmeta.expr.bounds import UNORDERED, bound_arrow_type, encode_bounds, reads_as
 from sparkmeta.rows.data_file import file_columns, row_group_start
 from sparkmeta.rows.resolve import TYPE_OF_COLUMN, FromFile, IcebergColumn, MappedName, Source, has_ids, resolve
 from sparkmeta.spec.avro_name import avro_name
@@ -32,7 +32,6 @@ from sparkmeta.write.formats import Written, leaf_names, parquet_kind, refuse
 _LEAST_SURROGATE: Final = 0xD800
 _MOST_SURROGATE: Final = 0xDFFF
 _MOST_CODE_POINT: Final = 0x10FFFF
-_UNBOUNDED: Final = ("geometry", "geography", "variant")
 _TRUNCATED: Final = ("string", "binary")
 
 
@@ -116,7 +115,7 @@ class FileMetrics:
             self._nulls[leaf.id] = self._nulls.get(leaf.id, 0) + values.null_count
             if leaf.type in _TRUNCATED:
                 self._bytes[leaf.id] = self._bytes.get(leaf.id, 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
-            has_bounds = leaf.length != COUNTS_ONLY and not leaf.type.startswith(_UNBOUNDED)
+            has_bounds = leaf.length != COUNTS_ONLY and not leaf.type.startswith(UNORDERED)
             if pa.types.is_floating(values.type):
                 is_nan = pc.is_nan(values)
                 self._nans[leaf.id] = self._nans.get(leaf.id, 0) + (pc.sum(is_nan).as_py() or 0)
@@ -502,7 +501,7 @@ def metrics_of(leaves: Sequence[MeasuredColumn], facts: Mapping[int, Facts]) -> 
         maps["value_counts"][leaf.id] = column_facts.values
         if column_facts.nulls is not None:
             maps["null_value_counts"][leaf.id] = column_facts.nulls
-        if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_UNBOUNDED):
+        if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(UNORDERED):
             continue
         least, most = truncated_bounds(leaf, column_facts.least, column_facts.most)
         maps["lower_bounds"][leaf.id] = _encoded_bound(least, leaf.type)

@@ -26,7 +26,7 @@ _VARIANT: Final = bytes([_STRUCT, 16 << 1, 1 << 4 | _BYTE, 1, 0, 0])
 
 
 class FooterSink:
-    """A file of Arrow's writer, of which the last bytes, from the footer on, are changed.
+    """A file of Arrow's writer whose footer is changed.
 
     Attributes:
         sink: the output stream.

@@ -48,7 +48,7 @@ class ManyManifests:
         spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
         catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=self.folder.parents[1].as_uri())
         name = f"db.t{self.manifests}"
-        # Appends would merge manifests that are so small; those of a table with so many are not.
+        # Without the property, the first append would merge all of these small manifests.
         apart = {"commit.manifest-merge.enabled": "false"}
         table = catalog.create_table(name, schema, partition_spec=spec, format_version=2, properties=apart)
         with table.transaction() as tx:
@@ -99,8 +99,8 @@ class ManyManifests:
             renamed = {"manifest_path": path.as_uri(), "manifest_length": len(written), "partitions": summary}
             rows.append({**row, **renamed})
         with manifest_list.open("wb") as opened:
-            kept = {key: value for key, value in metadata.items() if not key.startswith("avro.")}
-            fastavro.writer(opened, json.loads(json.dumps(schema)), rows, codec="deflate", metadata=kept)
+            properties = {key: value for key, value in metadata.items() if not key.startswith("avro.")}
+            fastavro.writer(opened, json.loads(json.dumps(schema)), rows, codec="deflate", metadata=properties)
 
 
 def _varint(value: int) -> bytes:

@@ -261,7 +261,7 @@ def measure(size: int, lists: bool, operation: str, heap: str, minutes: float) -
     return Measured(size, operation, memory=sizes, **answer)
 
 
-def run_here(table: Growth | ManyManifests, operation: Run, heap: str) -> dict[str, Any]:
+def run_in_this_process(table: Growth | ManyManifests, operation: Run, heap: str) -> dict[str, Any]:
     """Run an operation in this process, and return the fields of `Measured` that this process knows."""
     from sparkmeta import local_session
 
@@ -366,7 +366,7 @@ def main(size: int, only: str, keep: bool, minutes: float, heap: str, lists: boo
     table = ManyManifests(size) if lists else Growth(size, copy="operations", repeats=max(1, size // MOST_WRITTEN))
     operations = LIST_OPERATIONS if lists else {name: of for name, (of, most) in OPERATIONS.items() if size <= most}
     if run:
-        sys.stdout.write("\n" + json.dumps(run_here(table, operations[run], heap)) + "\n")
+        sys.stdout.write("\n" + json.dumps(run_in_this_process(table, operations[run], heap)) + "\n")
         return
     if not keep:
         shutil.rmtree(table.folder, ignore_errors=True)

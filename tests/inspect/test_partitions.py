@@ -39,9 +39,9 @@ def test_floats_keep_their_sign_and_digits(tmp_path: Path, version: int) -> None
             tx.update_snapshot().append(rows.append_column("file_path", paths))
 
     table = table.refresh()
-    found = table.inspect.arrow.partitions().to_pylist()
-    assert {repr(row["partition"]["d"]) for row in found} == {repr(value) for value in VALUES}
+    partitions = table.inspect.arrow.partitions().to_pylist()
+    assert {repr(row["partition"]["d"]) for row in partitions} == {repr(value) for value in VALUES}
     newest = table.current_snapshot().snapshot_id
-    assert {(row["file_count"], row["record_count"], row["last_updated_snapshot_id"]) for row in found} == {
+    assert {(row["file_count"], row["record_count"], row["last_updated_snapshot_id"]) for row in partitions} == {
         (2, 4, newest)
     }

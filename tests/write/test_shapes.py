@@ -160,8 +160,8 @@ def read_each_other(shop: Workshop) -> None:
     table = table.append(frame).delete("id = 1")
     expected = [(0, SQUARE, point(2, 3)), *rows[1:]]
     assert sorted(map(tuple, table.scan().to_df().collect())) == expected
-    found = shop.sql("SELECT id, st_asbinary(g) AS g, st_asbinary(h) AS h FROM {t}").collect()
-    assert sorted((row.id, row.g and bytes(row.g), row.h and bytes(row.h)) for row in found) == expected
+    javas = shop.sql("SELECT id, st_asbinary(g) AS g, st_asbinary(h) AS h FROM {t}").collect()
+    assert sorted((row.id, row.g and bytes(row.g), row.h and bytes(row.h)) for row in javas) == expected
     bound = shop.java.iceberg.geospatial.GeospatialBound
     (least,) = filter(None, (dict(file["lower_bounds"]).get(2) for file in table.inspect.arrow.files().to_pylist()))
     corner = bound.fromByteArray(least)

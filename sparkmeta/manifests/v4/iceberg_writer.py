@@ -18,7 +18,7 @@ from sparkmeta.entries.locations import spelled
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import ValidationError
 from sparkmeta.expr.arrays import indices_where, whole, with_field_id
-from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.bounds import UNORDERED, bound_arrow_type
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.manifests.v4.colocated import VECTOR, VECTOR_TYPE, with_vectors
 from sparkmeta.manifests.v4.fields import partition_value
@@ -444,7 +444,7 @@ def _with_values_in_files(stats: pa.StructArray, types: Mapping[int, str]) -> pa
     structs, kinds = [], []
     for kind, values in zip(stats.type, stats.flatten(), strict=True):
         type_name = types[int(kind.name)]
-        has_bounds = not type_name.startswith(("geo", "variant"))
+        has_bounds = not type_name.startswith(UNORDERED)
         children, fields = [], []
         for each, child in zip(kind.type, values.flatten(), strict=True):
             if has_bounds and each.name in BOUNDS:

@@ -18,6 +18,7 @@ from sparkmeta.entries.live import is_live, manifest_counts
 from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.expr.arrays import extremes, from_stream, kept_rows, to_stream, whole
+from sparkmeta.expr.bounds import UNORDERED
 from sparkmeta.manifests.v4.colocated import VECTOR, colocated_schema, with_vector_column, written_vectors
 from sparkmeta.manifests.v4.iceberg_writer import Moves, RootStamp, write_iceberg_leaf, write_iceberg_root
 from sparkmeta.manifests.v4.layout import DATA, DELETE, TreeTypes, tree_schema, write_manifest
@@ -187,7 +188,7 @@ class LeafFormat:
     @property
     def unordered(self) -> frozenset[int]:
         """Ids of stats whose bounds have no agreed order, or none as bytes; see `leaf_row`."""
-        kinds = ("uuid", "geometry", "geography", "variant")
+        kinds = ("uuid", *UNORDERED)
         return frozenset(field_id for field_id, name in self.stats.items() if name.startswith(kinds))
 
 
