@@ -27,7 +27,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.expr.filter_text import as_text
 from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_ids
-from sparkmeta.expr.predicate_terms import SchemaFields
+from sparkmeta.expr.predicate_terms import SchemaFields, measured
 from sparkmeta.plan.files import in_memory, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.tasks import (
@@ -316,7 +316,8 @@ class Scan:
         """
         schema, projection = self.schema(), self.projection()
         bound = self._bind(self.row_filter, schema)
-        state = self.state.at(self.snapshot()).for_plan(referenced_ids(bound))
+        state = self.state.at(self.snapshot())
+        state = state.for_plan(referenced_ids(measured(bound, state.types.expressions)))
         scan_filter = ScanFilter(state, bound, schema)
         columns, reports = self.metadata_columns, self.state.reports
         return ScanPlan(scan_filter, self.row_filter, projection, columns, self.options, reports)

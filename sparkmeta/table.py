@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
+    from sparkmeta.spec.update_expressions import UpdateExpressions
     from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
     from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
@@ -296,6 +297,10 @@ class Table(BaseTable, RowChanges):
     def update_sort_order(self, case_sensitive: bool = True) -> UpdateSortOrder:
         """Return pyiceberg's builder of a sort order."""
         return self._change().update_sort_order(case_sensitive)
+
+    def update_expressions(self, case_sensitive: bool = True) -> UpdateExpressions:
+        """Return a builder of expressions, functions of columns whose statistics a tree keeps."""
+        return self._change().update_expressions(case_sensitive)
 
     def manage_snapshots(self) -> ManageSnapshots:
         """Return pyiceberg's builder of branches and tags, with `fast_forward`, `cherry_pick` and `publish_changes`."""

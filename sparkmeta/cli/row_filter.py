@@ -25,6 +25,7 @@ from pyiceberg.types import (
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
 from sparkmeta.expr import sql
 from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_names, row_predicate
+from sparkmeta.spec.functions import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from sparkmeta.expr.sql import Sql
 
 # What filters and Spark SQL read differently, or what only filters have.
-_OTHERWISE: Final = re.compile(r"[\"\\`]|\bis\s+(?:not\s+)?nan\b|\blike\s*'(?:[^']|'')*_", re.IGNORECASE)
+_OTHERWISE: Final = re.compile(
+    rf"[\"\\`]|\bis\s+(?:not\s+)?nan\b|\blike\s*'(?:[^']|'')*_|\b(?:{'|'.join(NAMES)})\s*\(", re.IGNORECASE
+)
 # Without float, whose values Spark converts to double before it compares them with literals.
 _TYPES: Final[dict[pa.DataType, IcebergType]] = {
     pa.bool_(): BooleanType(),

@@ -29,8 +29,9 @@ from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.table_operations import TableT, refuse_lists_of_version_4
 from sparkmeta.spec.metadata_rules import refuse_reserved
 from sparkmeta.spec.summary import key_of, summary_properties
+from sparkmeta.spec.update_expressions import UpdateExpressions
 from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
-from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
+from sparkmeta.spec.updates import MetadataUpdate, UpdateSpec, update_table_metadata
 from sparkmeta.storage.keys import refuse_encrypted_commit
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ _REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
 @dataclass
 class _MetadataStep:
-    """Changes of table metadata, as pyiceberg's update and requirement models."""
+    """Changes of table metadata, as update and requirement models."""
 
-    updates: tuple[TableUpdate, ...]
+    updates: tuple[MetadataUpdate, ...]
     requirements: tuple[TableRequirement, ...]
 
     def apply(self, state: TableState) -> TableMetadata:
@@ -159,6 +160,10 @@ class Transaction(Generic[TableT]):
         """Return pyiceberg's builder of a sort order, which ends with its `commit` or its `with` block."""
         return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
 
+    def update_expressions(self, case_sensitive: bool = True) -> UpdateExpressions:
+        """Return a builder of the expressions of a tree, which ends with its `commit` or its `with` block."""
+        return UpdateExpressions(self, case_sensitive)  # type: ignore[arg-type]
+
     def manage_snapshots(self) -> ManageSnapshots:
         """Return pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
@@ -192,13 +197,13 @@ class Transaction(Generic[TableT]):
         """The table's metadata with the changes so far, without new snapshots."""
         return self._metadata or self.table.metadata
 
-    def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
+    def _apply(self, updates: tuple[MetadataUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         self._stage(updates, requirements)
         if self._autocommit:
             self.commit()
         return self
 
-    def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
+    def _stage(self, updates: tuple[MetadataUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         if not all(isinstance(update, _REF_UPDATES) for update in updates):
             refuse_lists_of_version_4(self.table.metadata, self.table.full_name)
         return self._add(_MetadataStep(tuple(updates), tuple(requirements))) if updates else self

@@ -383,6 +383,7 @@ class BoundTest:
         inclusive: see above.
         limit: a literal, or in SQL an expression.
         waived_by: a source of the same field; if its value is null, everything passes.
+        path: the path of a field of a variant whose bounds are compared; empty for the column itself.
     """
 
     source: Source
@@ -392,6 +393,7 @@ class BoundTest:
     inclusive: bool
     limit: Any
     waived_by: Source | None = None
+    path: str = ""
 
     @property
     def operation(self) -> Callable[[Any, Any], Any]:
@@ -401,12 +403,12 @@ class BoundTest:
     @property
     def key(self) -> tuple[Any, ...]:
         """A key that is equal for tests which differ only in the limit."""
-        return self.source, self.field_id, self.upward, self.waived_by
+        return self.source, self.field_id, self.upward, self.waived_by, self.path, self.type_name
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
         """Return whether each value passes; None if all do."""
-        values = columns(self.source, self.field_id, self.type_name)
-        waiver = None if self.waived_by is None else columns(self.waived_by, self.field_id, self.type_name)
+        values = self._values(columns, self.source)
+        waiver = None if self.waived_by is None else self._values(columns, self.waived_by)
         if values is None or (self.waived_by is not None and waiver is None):
             return None
         try:
@@ -415,6 +417,14 @@ class BoundTest:
             return None
         passed = pc.fill_null(_ARROW[self.operation](values, limit), True)
         return passed if waiver is None else pc.or_(passed, waiver.is_null())
+
+    def _values(self, columns: Columns, source: Source) -> pa.Array | None:
+        if not self.path:
+            return columns(source, self.field_id, self.type_name)
+        from sparkmeta.expr.variants import bounds_of_field  # few filters use variants
+
+        variants = columns(source, self.field_id, "variant")
+        return None if variants is None else as_numbers(bounds_of_field(variants, self.path, self.type_name))
 
 
 @dataclass(frozen=True)

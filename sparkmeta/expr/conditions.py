@@ -300,7 +300,9 @@ def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
     if isinstance(leaf, BoundStartsWith | BoundNotStartsWith):
         return _number(shapes, object())
     field = leaf.term.ref().field
-    return _number(shapes, object() if isinstance(field.field_type, UUIDType) else (type(leaf), field.field_id))
+    # Transforms and functions of columns have no id, but a name each.
+    key = object() if isinstance(field.field_type, UUIDType) else (type(leaf), field.field_id, field.name)
+    return _number(shapes, key)
 
 
 def _number(shapes: dict[Any, int], key: object) -> int:

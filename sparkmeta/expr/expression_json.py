@@ -43,14 +43,14 @@ from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTran
 
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
 from sparkmeta.expr.conditions import Junction, balanced, fold
-from sparkmeta.expr.predicate_terms import FieldReference, TransformedColumn, TransformReference
+from sparkmeta.expr.predicate_terms import AppliedTransform, FieldReference, TransformedColumn, TransformReference
+from sparkmeta.spec.functions import function_of
 from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyiceberg.expressions import UnboundTerm
-    from pyiceberg.transforms import Transform
 
 
 # -- Write expression JSON --------------------------------------------------------------------------------------------
@@ -302,7 +302,9 @@ def _term(node: object) -> UnboundTerm:
     raise _problem(node, "it names no column")
 
 
-def _transform(text: str) -> Transform[Any, Any]:
+def _transform(text: str) -> AppliedTransform:
+    if (function := function_of(text)) is not None:
+        return function
     try:
         transform = parse_transform(text.lower())
     except ValueError as error:

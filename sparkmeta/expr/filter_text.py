@@ -39,10 +39,13 @@ from pyparsing import ParseException
 
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, shown
 from sparkmeta.expr.conditions import Junction, balanced, fold
+from sparkmeta.expr.predicate_terms import TransformedColumn
+from sparkmeta.spec.functions import CALL, NAMES, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pyiceberg.expressions import UnboundTerm
     from pyiceberg.expressions.literals import Literal
 
 # Literals of pyiceberg's grammar, except truth values and strings with backslashes, and their conversions. Kinds are
@@ -62,9 +65,10 @@ _TOKEN: Final = re.compile(
     rf"""|(?P<quoted>{_QUOTED_TEXT}|{_QUOTED_NAME})|(?P<word>[\w$.]+)|(?P<other>[^\s'"]))""",
     re.DOTALL,
 )
-# Quoted texts, and numbers with exponents.
+# Quoted texts, numbers with exponents, and calls of functions.
 _SPELLED: Final = re.compile(
-    rf"{_QUOTED_TEXT}|{_QUOTED_NAME}|(?<![\w.$])(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+)(?![\w.])",
+    rf"{_QUOTED_TEXT}|{_QUOTED_NAME}|(?<![\w.$])(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+)(?![\w.])"
+    rf"|(?<![\w.$]){CALL}",
     re.DOTALL,
 )
 _LISTED_NAME: Final = re.compile(rf'((?:{_QUOTED_NAME}|[^",])*),', re.DOTALL)
@@ -123,8 +127,8 @@ _HINTS: Final = {
         "a condition on a boolean column compares it: column = true"
     ),
     r"\b(?!(?:in|not|and|or)\b)[A-Za-z_]\w*\s*\(|\b(?:current_\w+|now|today)\b|\w\s*[-+*/%|&^]{1,2}\s*\w": (
-        "filters have no functions, arithmetic or subqueries: compare the column itself with a literal, such as "
-        "day >= '2026-01-01', or filter the rows that are read, in Spark"
+        f"filters have no functions but {', '.join(NAMES)}, and no arithmetic or subqueries: compare the column itself "
+        "with a literal, such as day >= '2026-01-01', or filter the rows that are read, in Spark"
     ),
     rf"{_OPERATOR}\s*[A-Za-z_][\w.]*$": (
         "it compares with a name: text has single quotes, 'NO'; columns can't be compared with each other"
@@ -224,6 +228,9 @@ class _Parser:
         self.given = text
         unused = (chr(code) for code in _PRIVATE if chr(code) not in text)
         self.replaced = dict(zip(_NOT_IN_NAMES, unused, strict=False))
+        # The name that stands for a call of a function -> the function, and its text.
+        self.calls: dict[str, tuple[TransformedColumn, str]] = {}
+        self._call_name = next(unused)
         self.text = _SPELLED.sub(self._respelled, text)
         self.operands: list[BooleanExpression] = []
         self.operators: list[str] = []
@@ -262,8 +269,10 @@ class _Parser:
         return parsed if self.text == self.given else fold(parsed, self._restored, _joined)
 
     def _respelled(self, match: re.Match[str]) -> str:
-        """Return a quoted text or a number as pyiceberg's grammar takes it."""
+        """Return a quoted text, a number, or the call of a function as pyiceberg's grammar takes it."""
         number = match["number"]
+        if match["function"] is not None:
+            return f'"{self._named_call(match)}"'
         if number is None and match[0][0] == '"':
             return f'"{self._replaced(_unquoted(match), _NOT_IN_NAMES)}"'
         if number is None:
@@ -274,15 +283,27 @@ class _Parser:
         text = f"{value:f}"
         return text if "." in text else f"{text}.0"
 
+    def _named_call(self, match: re.Match[str]) -> str:
+        """Return a name that stands for the call of a function."""
+        try:
+            function, column = call_of(match[0])
+        except ValueError as problem:
+            raise self.error(str(problem)) from None
+        name = f"{self._call_name}{len(self.calls)}"
+        self.calls[name] = TransformedColumn(function, column), match[0]
+        return name
+
     def _replaced(self, text: str, characters: str) -> str:
         return text.translate({ord(each): self.replaced.get(each, each) for each in characters})
 
     def _as_given(self, text: str) -> str:
-        """Return a text with the characters that were replaced."""
+        """Return a text with the characters and calls that were replaced."""
+        for name, (_, call) in self.calls.items():
+            text = text.replace(f'"{name}"', call)
         return text.translate({ord(character): given for given, character in self.replaced.items()})
 
     def _restored(self, leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
-        """Return a predicate with the characters of its texts and names that were replaced."""
+        """Return a predicate with the calls, and the characters of its texts and names, that were replaced."""
 
         def restored(literal: Literal[Any]) -> Literal[Any]:
             return StringLiteral(self._as_given(literal.value)) if isinstance(literal, StringLiteral) else literal
@@ -290,7 +311,8 @@ class _Parser:
         kind: Any = type(leaf)
         if not isinstance(leaf, UnboundPredicate) or not isinstance(leaf.term, Reference):
             return leaf
-        term = Reference(self._as_given(leaf.term.name))
+        name = leaf.term.name
+        term: UnboundTerm = self.calls[name][0] if name in self.calls else Reference(self._as_given(name))
         if isinstance(leaf, SetPredicate):
             return cast("BooleanExpression", kind(term, {*map(restored, leaf.literals)}))
         if isinstance(leaf, LiteralPredicate):

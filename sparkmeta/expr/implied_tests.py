@@ -37,6 +37,8 @@ from pyiceberg.types import (
 
 from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
 from sparkmeta.expr.conditions import fold, prefix_end
+from sparkmeta.expr.predicate_terms import ShreddedReference
+from sparkmeta.expr.variants import normalized_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,8 +84,11 @@ def leaf_tests(leaf: BooleanExpression) -> tuple[BoundTest, ...]:
     if not isinstance(leaf, BoundPredicate) or (isinstance(leaf, BoundIn) and len(leaf.value_set) > IN_LIMIT):
         return ()
     waiver: Source | None = "lower_bound" if isinstance(leaf, BoundIn | BoundStartsWith) else None
+    reference = leaf.term.ref()
+    path = normalized_path(reference.path) if isinstance(reference, ShreddedReference) else ""
     return tuple(
-        BoundTest(_bound_of(limits), *_field(leaf), *limits, waiver if limits[0] else None) for limits in _ranges(leaf)
+        BoundTest(_bound_of(limits), *_field(leaf), *limits, waiver if limits[0] else None, path)
+        for limits in _ranges(leaf)
     )
 
 

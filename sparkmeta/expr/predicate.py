@@ -62,14 +62,22 @@ from sparkmeta.expr.conditions import (
 )
 from sparkmeta.expr.expression_json import expression_to_json
 from sparkmeta.expr.filter_text import as_text, parse_text
-from sparkmeta.expr.predicate_terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
+from sparkmeta.expr.functions import function_value
+from sparkmeta.expr.predicate_terms import (
+    FieldReference,
+    SchemaFields,
+    TransformedColumn,
+    TransformReference,
+    bound_transform,
+)
 from sparkmeta.expr.types import Place, place_literal
+from sparkmeta.spec.functions import Function
 from sparkmeta.spec.iso_times import DAY_MICROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyiceberg.expressions import UnboundTerm
+    from pyiceberg.expressions import BoundReference, UnboundTerm
     from pyiceberg.schema import Schema
 
     from sparkmeta.expr.sql import Sql
@@ -142,8 +150,8 @@ def bind_filter(
         row_filter: an unbound filter, with full names of columns (``struct.field``).
         schema: the schema.
         case_sensitive: whether names are case-sensitive.
-        transforms: whether predicates on transforms of columns (`columns.terms`) are possible. Rows can't be tested for
-            them, only partitions.
+        transforms: whether predicates on transforms of columns (`predicate_terms`) are possible. Rows can't be tested
+            for them, only partitions.
         two_valued: whether the filter has the meaning of Iceberg's expressions already, so that no test is added.
 
     Returns:
@@ -195,7 +203,7 @@ def _bind(
     if isinstance(leaf, AlwaysTrue | AlwaysFalse):
         return ~leaf if negated else leaf
     term = leaf.term if isinstance(leaf, UnboundPredicate) else None
-    is_transform = isinstance(term, TransformedColumn) and transforms
+    is_transform = isinstance(term, TransformedColumn) and (transforms or isinstance(term.transform, Function))
     if not isinstance(leaf, UnboundPredicate) or not (is_transform or isinstance(term, Reference)):
         raise InvalidFilterError(f"not a predicate that could be bound to a schema: {shown(leaf)}")
     predicate = ~leaf if negated else leaf
@@ -312,12 +320,13 @@ def _primitive(field: FieldReference) -> PrimitiveType:
 
 
 def referenced_ids(bound: BooleanExpression) -> set[int]:
-    """Return the ids of all fields in a bound expression."""
+    """Return the ids of all fields in a bound expression, also the fields in transforms and functions."""
     ids: set[int] = set()
 
     def visit(leaf: BooleanExpression, _negated: bool) -> None:
         if isinstance(leaf, BoundPredicate):
-            ids.add(leaf.term.ref().field.field_id)
+            reference = leaf.term.ref()
+            ids.add(reference.source_id if isinstance(reference, TransformReference) else reference.field.field_id)
 
     fold(bound, visit, lambda _junction, _operands: None)
     return ids
@@ -328,7 +337,7 @@ def referenced_names(row_filter: BooleanExpression) -> set[str]:
     names: set[str] = set()
 
     def visit(leaf: BooleanExpression, _negated: bool) -> None:
-        if isinstance(leaf, UnboundPredicate) and isinstance(leaf.term, Reference):
+        if isinstance(leaf, UnboundPredicate) and isinstance(leaf.term, Reference | TransformedColumn):
             names.add(leaf.term.name)
 
     fold(row_filter, visit, lambda _junction, _operands: None)
@@ -352,7 +361,7 @@ def row_predicate(bound: BooleanExpression, value: Callable[[int], Sql], *, stri
 def _row_truth(predicate: BooleanExpression, value: Callable[[int], Sql], strict: bool) -> Truth:
     if not isinstance(predicate, BoundPredicate):
         return isinstance(predicate, AlwaysTrue)
-    column = value(predicate.term.ref().field.field_id)
+    column = _value(predicate.term.ref(), value)
     match predicate:
         case BoundIsNull():
             return column.isNull()
@@ -365,6 +374,13 @@ def _row_truth(predicate: BooleanExpression, value: Callable[[int], Sql], strict
         case BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith():
             return column.isNull() | ~_holds(~predicate, column, strict)
     return column.isNotNull() & _holds(predicate, column, strict)
+
+
+def _value(reference: BoundReference, value: Callable[[int], Sql]) -> Sql:
+    if not isinstance(reference, TransformReference):
+        return value(reference.field.field_id)
+    assert isinstance(reference.transform, Function)
+    return function_value(reference.transform, value(reference.source_id))
 
 
 def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression, BoundPredicate, BoundReference, UnboundTerm
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    BooleanExpression,
+    BoundLiteralPredicate,
+    BoundPredicate,
+    BoundReference,
+    BoundSetPredicate,
+    BoundUnaryPredicate,
+    UnboundTerm,
+)
 from pyiceberg.schema import Accessor
-from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.transforms import Transform, UnknownTransform, VoidTransform
 from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
 from sparkmeta.expr.conditions import fold, junction_of
+from sparkmeta.spec.functions import Function, VariantGet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyiceberg.expressions import BoundTerm
     from pyiceberg.partitioning import PartitionField
     from pyiceberg.schema import Schema
-    from pyiceberg.transforms import Transform
 
 
 # -- Fields of a schema by name ---------------------------------------------------------------------------------------
@@ -138,24 +147,30 @@ def _accessor(positions: tuple[int, ...]) -> Accessor:
     return Accessor(position, _accessor(tuple(inner_positions)) if inner_positions else None)
 
 
-# -- Predicates on transforms of columns ------------------------------------------------------------------------------
+# -- Predicates on transforms and functions of columns ----------------------------------------------------------------
 # Engines send predicates such as day(ts) = '2026-01-31' to have partitions selected. A partition field of the same
-# transform decides them. Statistics say nothing about them.
+# transform decides them. Statistics say nothing about them, and rows can't be tested for them.
+#
+# Functions such as lower(name) are computed for rows. Trees may have expressions, whose statistics decide predicates on
+# them (`measured`).
 
 
 NO_FIELD = -1
 """The field id of a transformed value. No column has it."""
 
 
+AppliedTransform = Transform[Any, Any] | Function
+
+
 class TransformedColumn(UnboundTerm):
-    """The transform of a column in an unbound predicate.
+    """The transform or function of a column in an unbound predicate.
 
     Args:
-        transform: the transform.
+        transform: the transform or function.
         name: the full name of the column.
     """
 
-    def __init__(self, transform: Transform[Any, Any], name: str) -> None:
+    def __init__(self, transform: AppliedTransform, name: str) -> None:
         self.transform, self.name = transform, name
 
     def bind(self, schema: Schema, case_sensitive: bool = True) -> BoundTerm:
@@ -172,23 +187,24 @@ class TransformedColumn(UnboundTerm):
         return hash(str(self))
 
     def __str__(self) -> str:
-        return f"{self.transform}({self.name})"
+        transform = self.transform
+        return transform.of(self.name) if isinstance(transform, Function) else f"{transform}({self.name})"
 
     __repr__ = __str__
 
 
 class TransformReference(FieldReference):
-    """A bound transform of a column. Its field is the transformed value, with the id `NO_FIELD`.
+    """A bound transform or function of a column. Its field is the transformed value, with the id `NO_FIELD`.
 
     Args:
         source: the column.
-        transform: the transform.
+        transform: the transform or function.
     """
 
-    def __init__(self, source: FieldReference, transform: Transform[Any, Any]) -> None:
-        value = NestedField(
-            NO_FIELD, str(transform), transform.result_type(source.field.field_type), required=source.field.required
-        )
+    def __init__(self, source: FieldReference, transform: AppliedTransform) -> None:
+        is_required = source.field.required and not isinstance(transform, VariantGet)
+        kind = transform.result_type(source.field.field_type)
+        value = NestedField(NO_FIELD, str(TransformedColumn(transform, source.name)), kind, required=is_required)
         super().__init__(value, source.accessor, source.name)
         self.source_id = source.field.field_id
         self.transform = transform
@@ -226,12 +242,73 @@ def transform_of(leaf: BooleanExpression) -> TransformReference | None:
 
 
 def has_transforms(bound: BooleanExpression) -> bool:
-    """Return whether a bound filter has predicates on transforms."""
-    return fold(bound, lambda leaf, _: transform_of(leaf) is not None, lambda _, operands: any(operands))
+    """Return whether a bound filter has predicates on transforms, which are no functions."""
+
+    def is_transform(leaf: BooleanExpression, _negated: bool) -> bool:
+        reference = transform_of(leaf)
+        return reference is not None and not isinstance(reference.transform, Function)
+
+    return fold(bound, is_transform, lambda _, operands: any(operands))
 
 
-def without_transforms(bound: BooleanExpression) -> BooleanExpression:
-    """Return the inclusive projection of a bound filter without NOT to the columns themselves."""
-    if not has_transforms(bound):
+def measured(bound: BooleanExpression, expressions: Mapping[tuple[int, str], int]) -> BooleanExpression:
+    """Return a bound filter whose predicates on functions test the values of expressions, if there are any.
+
+    Args:
+        bound: a bound filter without NOT.
+        expressions: (id of the column, function) -> id of the expression; see `TableTypes.expressions`.
+    """
+    if not expressions:
         return bound
-    return fold(bound, lambda leaf, _: AlwaysTrue() if transform_of(leaf) else leaf, junction_of)
+
+    def leaf_on_expression(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
+        reference = transform_of(leaf)
+        expr_id = expressions.get((reference.source_id, str(reference.transform))) if reference else None
+        if not isinstance(leaf, BoundPredicate) or reference is None or expr_id is None:
+            return leaf
+        field = reference.field.model_copy(update={"field_id": expr_id})
+        return with_term(leaf, FieldReference(field, reference.accessor, reference.name))
+
+    return fold(bound, leaf_on_expression, junction_of)
+
+
+class ShreddedReference(FieldReference):
+    """A bound reference to a field of shredded variants. Its field has the id of the column of variants.
+
+    Args:
+        reference: the function that extracts the field.
+        function: this function.
+    """
+
+    def __init__(self, reference: TransformReference, function: VariantGet) -> None:
+        field = reference.field.model_copy(update={"field_id": reference.source_id, "required": False})
+        super().__init__(field, reference.accessor, reference.name)
+        self.path = function.path
+
+
+def on_columns(bound: BooleanExpression) -> BooleanExpression:
+    """Return the inclusive projection of a bound filter without NOT to columns and fields of shredded variants."""
+
+    def leaf_on_column(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
+        reference = transform_of(leaf)
+        if not isinstance(leaf, BoundPredicate) or reference is None:
+            return leaf
+        function = reference.transform
+        return (
+            with_term(leaf, ShreddedReference(reference, function))
+            if isinstance(function, VariantGet) and not isinstance(leaf, BoundUnaryPredicate)
+            else AlwaysTrue()
+        )
+
+    return fold(bound, leaf_on_column, junction_of)
+
+
+def with_term(predicate: BoundPredicate, term: FieldReference) -> BooleanExpression:
+    """Return a bound predicate of another term."""
+    kind: Any = type(predicate)
+    match predicate:
+        case BoundLiteralPredicate():
+            return cast("BooleanExpression", kind(term, predicate.literal))
+        case BoundSetPredicate():
+            return cast("BooleanExpression", kind(term, set(predicate.literals)))
+    return cast("BooleanExpression", kind(term))

@@ -47,8 +47,10 @@ from sparkmeta.expr.conditions import (
 )
 from sparkmeta.expr.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.expr.predicate import COMPARISONS
+from sparkmeta.expr.predicate_terms import NO_FIELD, ShreddedReference
 from sparkmeta.expr.sql import Sql
-from sparkmeta.expr.types import literal_array, typed_literal
+from sparkmeta.expr.types import literal_array, spark_type, typed_literal
+from sparkmeta.expr.variants import normalized_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container
@@ -414,27 +416,43 @@ class _FilterStats:
     def __init__(self, stats: Callable[[int], FieldStats], record_count: Sql) -> None:
         self._stats = stats
         self._record_count = record_count
-        self._by_id: dict[int, ColumnStats] = {}
+        self._by_key: dict[tuple[int, str], ColumnStats] = {}
 
     def of(self, predicate: BoundPredicate) -> ColumnStats:
         """Return the stats of a predicate's column."""
-        field = predicate.term.ref().field
-        if field.field_id not in self._by_id:
+        reference = predicate.term.ref()
+        field = reference.field
+        if field.field_id == NO_FIELD:
+            return ColumnStats(UNKNOWN_STATS, self._record_count, field.field_type)
+        path = normalized_path(reference.path) if isinstance(reference, ShreddedReference) else ""
+        key = field.field_id, f"{path}: {field.field_type}" if path else ""
+        if key not in self._by_key:
             # Structs, lists and maps themselves have no stats.
             field_stats = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
-            self._by_id[field.field_id] = ColumnStats(field_stats, self._record_count, field.field_type)
-        return self._by_id[field.field_id]
+            field_stats = _of_field(field_stats, path, field.field_type) if path else field_stats
+            self._by_key[key] = ColumnStats(field_stats, self._record_count, field.field_type)
+        return self._by_key[key]
 
-    def by_id(self, field_id: int) -> ColumnStats:
-        """Return the stats of a column by the id of its field."""
-        return self._by_id[field_id]
+    def of_test(self, test: BoundTest) -> ColumnStats:
+        """Return the stats of the column of a test."""
+        return self._by_key[test.field_id, f"{test.path}: {test.type_name}" if test.path else ""]
+
+
+def _of_field(stats: FieldStats, path: str, kind: IcebergType) -> FieldStats:
+    """Return the stats of a field of variants. Only tasks and the driver know its bounds, not Spark."""
+    unknown = sql.lit(None).cast(spark_type(kind))
+    lower, upper = (
+        None if bound is None else sql.spelled(unknown, "bound of field", bound, path, str(kind))
+        for bound in (stats.lower_bound, stats.upper_bound)
+    )
+    return UNKNOWN_STATS._replace(lower_bound=lower, upper_bound=upper)
 
 
 def _pushed(tests: AllOf, filter_stats: _FilterStats) -> list[Truth]:
     """Return a limited number of tests of bounds as conditions that Spark pushes into Parquet."""
     simple = [test for test in tests.tests if isinstance(test, BoundTest)]
     choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
-    conditions = [filter_stats.by_id(test.field_id).either_passes(test) for test in simple]
+    conditions = [filter_stats.of_test(test).either_passes(test) for test in simple]
     return conditions + [
         any_of(*(all_of(*_pushed(choice, filter_stats)) for choice in any_of_)) for any_of_ in choices[:FEW]
     ]

@@ -63,7 +63,7 @@ from pyiceberg.types import (
 from sparkmeta.expr import sql
 from sparkmeta.expr.conditions import fold, is_floating, junction_of
 from sparkmeta.expr.predicate import field_type
-from sparkmeta.expr.predicate_terms import FieldReference, TransformReference
+from sparkmeta.expr.predicate_terms import FieldReference, TransformReference, with_term
 from sparkmeta.expr.sql import Sql
 from sparkmeta.expr.types import spark_type
 from sparkmeta.spec.transforms import ColumnsBucket, hashed_bytes
@@ -170,7 +170,7 @@ def projections(predicate: BoundPredicate, spec: PartitionSpec, *, strict: bool)
     if isinstance(reference, TransformReference):
         targets = [(field, position) for position, field in enumerate(spec.fields) if reference.is_value_of(field)]
         return [
-            _same(predicate, _reference(field, position, reference.field.field_type)) for field, position in targets
+            with_term(predicate, _reference(field, position, reference.field.field_type)) for field, position in targets
         ]
     source_id, source_type = reference.field.field_id, reference.field.field_type
     projected = (
@@ -191,26 +191,17 @@ def _on_field(
 ) -> BooleanExpression | None:
     transform = field.transform
     if isinstance(transform, IdentityTransform):
-        return _same(predicate, target)
+        return with_term(predicate, target)
     if not isinstance(transform, BucketTransform | TruncateTransform | TimeTransform):
         return None
     if isinstance(predicate, BoundUnaryPredicate):
-        return _same(predicate, target)
+        return with_term(predicate, target)
     if isinstance(transform, BucketTransform):
         return _on_bucket(predicate, transform, target, strict)
     if isinstance(field_type(predicate), StringType | BinaryType):
         assert isinstance(transform, TruncateTransform)
         return _on_prefix(predicate, transform.width, target, strict)
     return _on_number(predicate, transform, target, strict)
-
-
-def _same(predicate: BoundPredicate, target: FieldReference) -> BooleanExpression:
-    match predicate:
-        case BoundLiteralPredicate():
-            return _predicate(type(predicate), target, predicate.literal.value)
-        case BoundSetPredicate():
-            return _predicate(type(predicate), target, predicate.value_set)
-    return _predicate(type(predicate), target)
 
 
 def _predicate(kind: Any, target: FieldReference, value: Any = None) -> BooleanExpression:

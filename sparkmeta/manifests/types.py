@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
@@ -34,12 +34,27 @@ from sparkmeta.spec.tree_layout import PROPOSAL
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
+    from sparkmeta.spec.functions import Function
     from sparkmeta.spec.locations import Locations
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.partitioning import Expression
 
 # Reserved columns of delete files: field id -> Iceberg type name.
 _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
+
+
+class ColumnFunction(NamedTuple):
+    """The function of a column.
+
+    Attributes:
+        source_id: the column.
+        function: its function.
+        field: a field of the function's values, with the id of the expression.
+    """
+
+    source_id: int
+    function: Function
+    field: NestedField
 
 
 # Metadata may hold its types, so comparing them would not end.
@@ -101,17 +116,43 @@ class TableTypes:
         return current if promoted else named
 
     @cached_property
-    def fields(self) -> Mapping[int, NestedField]:
+    def _columns(self) -> Mapping[int, NestedField]:
         """Every column that any schema of the table has had, by field id; `typing_schema` takes precedence."""
-        fields: dict[int, NestedField] = {}
+        columns: dict[int, NestedField] = {}
         schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
         for schema in [*schemas, self.typing_schema]:
-            fields.update(index_by_id(schema))
-        return fields
+            columns.update(index_by_id(schema))
+        return columns
+
+    @cached_property
+    def fields(self) -> Mapping[int, NestedField]:
+        """The columns of all schemas and the functions of columns that have statistics, by field id.
+
+        `typing_schema` takes precedence for columns.
+        """
+        return {**self._columns, **{expr_id: measured.field for expr_id, measured in self.functions.items()}}
+
+    @cached_property
+    def functions(self) -> dict[int, ColumnFunction]:
+        """Id of an expression -> the function of a column that the expression has statistics of."""
+        functions: dict[int, ColumnFunction] = {}
+        for expression in self._expressions:
+            function = expression.function
+            source = self._columns.get(expression.source_ids[0]) if len(expression.source_ids) == 1 else None
+            if function is not None and source is not None and function.can_transform(source.field_type):
+                kind, name = function.result_type(source.field_type), function.of(source.name)
+                field = NestedField(expression.expr_id, name, kind, required=False)
+                functions[expression.expr_id] = ColumnFunction(source.field_id, function, field)
+        return functions
+
+    @cached_property
+    def expressions(self) -> dict[tuple[int, str], int]:
+        """(Id of a column, its function) -> id of the expression that has statistics of the values."""
+        return {(each.source_id, str(each.function)): expr_id for expr_id, each in self.functions.items()}
 
     @cached_property
     def primitive_fields(self) -> dict[int, NestedField]:
-        """The columns in `fields` that have metrics."""
+        """The columns and functions in `fields` that have metrics."""
         return _primitives(self.fields)
 
     @cached_property
@@ -138,7 +179,7 @@ class TableTypes:
         had no new column, there is no gap.
         """
         ids = range(1, self.metadata.last_column_id + 1)
-        used_ids = {*self.fields, *(expression.expr_id for expression in self._expressions)}
+        used_ids = {*self._columns, *(expression.expr_id for expression in self._expressions)}
         return len(self.schemas) > max(self.schemas) and sum(used_id in ids for used_id in used_ids) == len(ids)
 
     @cached_property

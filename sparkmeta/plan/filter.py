@@ -23,7 +23,7 @@ from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import AllOf, reads_as
 from sparkmeta.expr.implied_tests import partition_tests, stats_tests
 from sparkmeta.expr.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
-from sparkmeta.expr.predicate_terms import without_transforms
+from sparkmeta.expr.predicate_terms import measured, on_columns
 from sparkmeta.expr.residual import residual
 from sparkmeta.expr.skipping import FieldStats, might_match, must_match
 from sparkmeta.expr.sql import Aliased, Sql
@@ -253,7 +253,8 @@ class ScanFilter:
         """
         if isinstance(self.row_filter, AlwaysTrue):
             return
-        for field_id in sorted(self.filter_ids):
+        columns = self.state.types.column_types.keys() & referenced_ids(self.row_filter)
+        for field_id in sorted(columns):
             written, read = self.state.types.column_types[field_id], str(self.schema.find_type(field_id))
             if not reads_as(written, read) and not reads_as(read, written):
                 raise ValidationError(
@@ -265,7 +266,8 @@ class ScanFilter:
     def promoted_dates(self) -> dict[int, PrimitiveType]:
         """Date columns of the filter that were promoted later -> their types in manifests."""
         fields = self.state.types.primitive_fields
-        dates = (field_id for field_id in self.filter_ids if isinstance(self.schema.find_type(field_id), DateType))
+        columns = fields.keys() & referenced_ids(self.row_filter)
+        dates = (field_id for field_id in columns if isinstance(self.schema.find_type(field_id), DateType))
         return {
             field_id: kind
             for field_id in dates
@@ -274,8 +276,8 @@ class ScanFilter:
 
     @cached_property
     def typed_filter(self) -> BooleanExpression:
-        """The filter, with the types that its columns have in manifests."""
-        return with_promoted_dates(self.row_filter, self.promoted_dates)
+        """The filter, with the types that its columns have in manifests, and with expressions for its functions."""
+        return measured(with_promoted_dates(self.row_filter, self.promoted_dates), self.state.types.expressions)
 
     @cached_property
     def partition_filters(self) -> dict[int, BooleanExpression]:
@@ -285,13 +287,13 @@ class ScanFilter:
 
     @cached_property
     def stats_filter(self) -> BooleanExpression:
-        """The filter's inclusive projection to the columns with stats, without transforms."""
-        return without_transforms(self.typed_filter)
+        """The filter's inclusive projection to the columns, expressions and fields of variants with stats."""
+        return on_columns(self.typed_filter)
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
-        """The columns of the filter that have stats."""
-        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.row_filter))
+        """The columns and expressions of the filter that have stats."""
+        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.typed_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
@@ -393,6 +395,8 @@ def all_rows_match(scan_filter: ScanFilter) -> Sql:
     The entry has the stats of `ScanFilter.filter_ids`.
     """
     top_level = {column.field_id for column in scan_filter.schema.fields}
+    expressions = scan_filter.state.types.expressions
+    top_level |= {expr_id for (source, _), expr_id in expressions.items() if source in top_level}
 
     def by_tuple(leaf: BoundPredicate) -> Sql:
         proven = sql.lit(False)

@@ -17,10 +17,10 @@ from pyarrow import orc
 from sparkmeta.avro.container import AvroFile, Windows
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.expr.arrays import UUID_BYTES, field_id, uuid_texts
+from sparkmeta.expr.variants import rebuilt
 from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.orc import OrcSeconds
 from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Source
-from sparkmeta.rows.variants import rebuilt
 from sparkmeta.storage.content import translated_read_errors
 
 if TYPE_CHECKING:

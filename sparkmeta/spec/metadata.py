@@ -130,6 +130,22 @@ def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMeta
     return metadata.model_copy(update={"expressions": [*metadata.expressions, *added], "last_column_id": last_id})
 
 
+def with_expression(metadata: TableMetadataV4, source_id: int, transform: str, name: str) -> TableMetadataV4:
+    """Return the metadata with a virtual expression, which has the next id; see `add_expressions`.
+
+    Raises:
+        UnsupportedError: the id would be too large for content_stats.
+    """
+    expr_id = max([metadata.last_column_id, *_column_ids(metadata)]) + 1
+    if expr_id > MAX_STATS_FIELD_ID:
+        raise UnsupportedError(
+            f"{metadata.location}: expression {name} would get id {expr_id}, and statistics support only ids up to "
+            f"{MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
+        )
+    expression = Expression(expr_id=expr_id, source_ids=(source_id,), transform=transform, name=name)
+    return metadata.model_copy(update={"expressions": [*metadata.expressions, expression], "last_column_id": expr_id})
+
+
 def check_expressions(metadata: TableMetadataV4, location: str) -> None:
     """Check the ids of a table's expressions.
 

@@ -26,7 +26,9 @@ COUNTS_ONLY: Final = 0
 FULL: Final = 1 << 31
 """The maximum characters or bytes of a bound; `NO_METRICS` for no metrics, `COUNTS_ONLY` for no bounds."""
 
-_DEFAULT: Final = 16
+DEFAULT_LENGTH: Final = 16
+"""The maximum characters or bytes of a bound by default."""
+
 _DEFAULT_KEY: Final = "write.metadata.metrics.default"
 _COLUMN_KEY: Final = "write.metadata.metrics.column."
 _MOST_COLUMNS_KEY: Final = "write.metadata.metrics.max-inferred-column-defaults"
@@ -44,13 +46,13 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     properties = metadata.properties
     modes: dict[int, int] = {}
     if _DEFAULT_KEY in properties:
-        default = _mode(properties, _DEFAULT_KEY, _DEFAULT)
+        default = _mode(properties, _DEFAULT_KEY, DEFAULT_LENGTH)
     elif _size(metadata.schema().as_struct()) <= (most := _most_columns(properties)):
-        default = _DEFAULT
+        default = DEFAULT_LENGTH
     else:
         default = NO_METRICS
-        modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), most), _DEFAULT)
-    sort_column_mode = _DEFAULT if default in (NO_METRICS, COUNTS_ONLY) else default
+        modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), most), DEFAULT_LENGTH)
+    sort_column_mode = DEFAULT_LENGTH if default in (NO_METRICS, COUNTS_ONLY) else default
     for field in metadata.sort_order().fields:
         if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):
             modes[field.source_id] = sort_column_mode

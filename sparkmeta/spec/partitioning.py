@@ -12,6 +12,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import NestedField, StringType, StructType
 
 from sparkmeta.errors import ValidationError
+from sparkmeta.spec.functions import Function, function_of
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.transforms import (
     BUCKET_HASH,
@@ -366,6 +367,12 @@ class Expression(KeepsJson):
     transform: str | None = None
     name: str | None = None
     partition_field_id: int | None = None
+
+    @property
+    def function(self) -> Function | None:
+        """The function of a virtual expression; None if it has another transform."""
+        is_virtual = self.partition_field_id is None and self.transform is not None
+        return function_of(self.transform) if is_virtual and self.transform is not None else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expression) and self.__dict__ == other.__dict__

@@ -10,6 +10,7 @@ from pyiceberg.expressions import Reference
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import index_by_id
 from pyiceberg.table import update as iceberg
+from pyiceberg.table.update import TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
 from pyiceberg.transforms import VoidTransform
 
@@ -20,6 +21,7 @@ from sparkmeta.spec.metadata_rules import refuse_unfit, refuse_unreadable, refus
 from sparkmeta.spec.table_properties import refuse_invalid_retries
 from sparkmeta.spec.transform_text import Terms, transform_of
 from sparkmeta.spec.transforms import ColumnsBucket, field_sources
+from sparkmeta.spec.update_expressions import AddExpression, RemoveExpression
 from sparkmeta.spec.update_schema import names_table
 from sparkmeta.text import partition_terms, sort_terms
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Transaction
     from pyiceberg.table.sorting import SortField, SortOrder
-    from pyiceberg.table.update import TableUpdate
     from pyiceberg.transforms import Transform
 
 
@@ -38,7 +39,10 @@ _Item = TypeVar("_Item")
 # -- Apply pyiceberg's metadata updates -------------------------------------------------------------------------------
 
 
-def update_table_metadata(metadata: TableMetadata, updates: Sequence[TableUpdate]) -> TableMetadata:
+MetadataUpdate = TableUpdate | AddExpression | RemoveExpression
+
+
+def update_table_metadata(metadata: TableMetadata, changes: Sequence[MetadataUpdate]) -> TableMetadata:
     """Return the metadata with updates applied: the ones that builders and commits make.
 
     The updates are applied by pyiceberg. In addition:
@@ -51,13 +55,16 @@ def update_table_metadata(metadata: TableMetadata, updates: Sequence[TableUpdate
 
     Args:
         metadata: The metadata to change. The object itself is not modified.
-        updates: The updates, in order, with models of sparkmeta.spec.metadata_model for snapshots and statistics. From
+        changes: The updates, in order, with models of sparkmeta.spec.metadata_model for snapshots and statistics. From
             format version 3 on, new snapshots have first-row-id and added-rows. None of the updates removes snapshots
-            or changes the format version, which sparkmeta.spec.expiry and sparkmeta.spec.upgrade do.
+            or changes the format version, which sparkmeta.spec.expiry and sparkmeta.spec.upgrade do. Changes of
+            expressions are applied last.
 
     Raises:
         ValidationError: An update contradicts the metadata.
     """
+    of_expressions = [change for change in changes if isinstance(change, AddExpression | RemoveExpression)]
+    updates = [change for change in changes if not isinstance(change, AddExpression | RemoveExpression)]
     applicable, counters = [], _counters(metadata, updates)
     for update in updates:
         _refuse_later_version(update, metadata)
@@ -80,6 +87,8 @@ def update_table_metadata(metadata: TableMetadata, updates: Sequence[TableUpdate
         refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
     parts = {"refs": _converted_refs(metadata, changed)} | _lists(changed, updates)
     restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
+    for change in of_expressions:
+        restored = change.apply(restored)
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
 

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.expr.arrays import UUID_BYTES, compact_lists, uuid_bytes, with_field_id
 from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.variants import FILE_VARIANT
 from sparkmeta.rows.defaults import repeated_default
 from sparkmeta.rows.resolve import IcebergColumn
-from sparkmeta.rows.variants import FILE_VARIANT
 from sparkmeta.spec.avro_name import avro_name
 
 SHAPES: Final = ("geometry", "geography")

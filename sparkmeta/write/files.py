@@ -6,7 +6,8 @@ rows -> checked columns -> partition values -> distributed, sorted if needed -> 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -25,15 +26,16 @@ from pyspark.sql.types import StructType as SparkStruct
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
 from sparkmeta.expr import sql
 from sparkmeta.expr.bounds import bound_arrow_type
+from sparkmeta.expr.functions import function_value
 from sparkmeta.expr.transforms import partition_value, uuid_bytes
 from sparkmeta.expr.types import spark_type
 from sparkmeta.session import advised_shuffles, local_frame, map_arrow, materialize
-from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.spec.metrics_modes import DEFAULT_LENGTH, metrics_modes
 from sparkmeta.spec.transforms import ColumnsBucket, is_unknown
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.input import check_columns, field_value, positional_names, refuse_kinds, written_columns
-from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
+from sparkmeta.write.metrics import MEASURED, MeasuredColumn, leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.write.options import WriteOptions
 from sparkmeta.write.tasks import (
     PARTITION_COLUMN,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.expr.sql import Sql
+    from sparkmeta.manifests.types import TableTypes
+    from sparkmeta.rows.resolve import IcebergColumn
     from sparkmeta.session import MapFunction
     from sparkmeta.snapshot.state import TableState
     from sparkmeta.spec.metadata import TableMetadata
@@ -164,7 +168,7 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
         options=options,
         location_provider=location_provider,
         name=str(uuid.uuid4()),
-        leaves=metric_leaves(columns, modes),
+        leaves=(*metric_leaves(columns, modes), *(_functions(types, columns, modes) if keys is None else ())),
         sized=sized_leaves(columns, modes),
         spec_id=spec.spec_id,
         partition=partition if tuple_fields else None,
@@ -172,6 +176,17 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
         sort_order_id=metadata.default_sort_order_id,
         equality_ids=() if keys is None else leaf_ids(columns),
     )
+
+
+def _functions(
+    types: TableTypes, columns: Sequence[IcebergColumn], modes: Mapping[int, int]
+) -> Iterator[MeasuredColumn]:
+    """Yield the expressions with functions of columns. Their bounds are at least as long as by default."""
+    leaves = {leaf.id: leaf for leaf in metric_leaves(columns, defaultdict(int))}
+    for expr_id, (source, function, field) in types.functions.items():
+        if (leaf := leaves.get(source)) is not None:
+            value, length = function_value(function, sql.col(MEASURED)), max(modes[source], DEFAULT_LENGTH)
+            yield MeasuredColumn(expr_id, str(field.field_type), leaf.path, length, value)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sparkmeta.avro.schema import fixed_sizes, named_once
 from sparkmeta.avro.write import ColumnEncoder
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.expr.arrays import field_id, narrowed
+from sparkmeta.expr.variants import FILE_VARIANT, is_file_variant
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.rows.orc import (
     BYTES,
@@ -39,7 +40,6 @@ from sparkmeta.rows.orc import (
     with_numbers,
 )
 from sparkmeta.rows.resolve import IcebergColumn
-from sparkmeta.rows.variants import FILE_VARIANT, is_file_variant
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.storage.encryption import EncryptingSink, FileKey, parquet_encryption
 from sparkmeta.write.file_schema import written

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.expr.bounds import UNORDERED, bound_arrow_type, encode_bounds, reads_as
+from sparkmeta.expr.evaluate import values as evaluated
+from sparkmeta.expr.sql import Sql
 from sparkmeta.rows.data_file import file_columns, row_group_start
 from sparkmeta.rows.resolve import TYPE_OF_COLUMN, FromFile, IcebergColumn, MappedName, Source, has_ids, resolve
 from sparkmeta.spec.avro_name import avro_name
@@ -37,19 +39,25 @@ _TRUNCATED: Final = ("string", "binary")
 
 @dataclass(frozen=True)
 class MeasuredColumn:
-    """A primitive column with metrics, which is not inside a list or map.
+    """A primitive column with metrics, which is not inside a list or map, or a function of one.
 
     Attributes:
-        id: the field id.
+        id: the field id, or the id of the expression.
         type: the Iceberg type name.
         path: the field indices from the top-level struct down.
         length: the maximum length of a bound in characters or bytes, or a mode of `metrics_modes`.
+        function: the function of `MEASURED`; None for the column itself.
     """
 
     id: int
     type: str
     path: tuple[int, ...]
     length: int
+    function: Sql | None = None
+
+
+MEASURED: Final = "value"
+"""The name of the column that functions have."""
 
 
 def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> tuple[MeasuredColumn, ...]:
@@ -112,6 +120,8 @@ class FileMetrics:
         self.rows += len(table)
         for leaf in self.leaves:
             values = _leaf_values(table, leaf.path)
+            if leaf.function is not None:
+                values = evaluated(pa.table({MEASURED: values}), leaf.function)
             self._nulls[leaf.id] = self._nulls.get(leaf.id, 0) + values.null_count
             if leaf.type in _TRUNCATED:
                 self._bytes[leaf.id] = self._bytes.get(leaf.id, 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.expr.arrays import field_id
-from sparkmeta.rows.variants import (
+from sparkmeta.expr.variants import (
     ARRAY,
     DECIMAL_IDS,
     FILE_VARIANT,
@@ -27,6 +27,7 @@ from sparkmeta.rows.variants import (
     fields_of,
     is_file_variant,
     kind_of,
+    normalized_path,
     object_of,
     primitive_of,
     primitives,
@@ -252,12 +253,12 @@ class FieldBounds:
     most: dict[str, pa.Scalar] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
 
-    def add(self, groups: pa.StructArray, path: str = "$") -> None:
-        """Add the values of groups of the fields `value` and `typed_value`."""
-        value, typed = groups.flatten()
+    def add(self, groups: pa.StructArray, *names: str) -> None:
+        """Add the values of groups of the fields `value` and `typed_value`, which have these names."""
+        path, (value, typed) = normalized_path(names), groups.flatten()
         if pa.types.is_struct(typed.type):
             for child, inside in zip(typed.type, typed.flatten(), strict=True):
-                self.add(inside, f"{path}['{child.name.translate(_ESCAPES)}']")
+                self.add(inside, *names, child.name)
         elif pc.any(pc.not_equal(value, NULL)).as_py():
             self.unknown.add(path)
         elif not pa.types.is_list(typed.type) and typed.null_count < len(typed):
@@ -291,12 +292,6 @@ class _Column:
     index: int
     kind: pa.DataType
     bounds: FieldBounds = field(default_factory=FieldBounds)
-
-
-# The escapes of normalized paths (RFC 9535).
-_ESCAPES: Final = {code: f"\\u{code:04x}" for code in range(32)} | {
-    8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 39: "\\'", 92: "\\\\",
-}  # fmt: skip
 
 
 def _encoded(bounds: Mapping[str, pa.Scalar], unknown: Collection[str], cut: Callable[[Any], Any]) -> bytes | None:

@@ -21,8 +21,8 @@ from pyspark.sql.types import VariantVal
 
 import sparkmeta as sm
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
+from sparkmeta.expr.variants import FILE_VARIANT
 from sparkmeta.rows.resolve import IcebergColumn
-from sparkmeta.rows.variants import FILE_VARIANT
 from sparkmeta.spec.schema import VariantType
 from sparkmeta.write.shredding import Shredder
 from tests.peers.java import Java

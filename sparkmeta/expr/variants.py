@@ -7,7 +7,7 @@ Primitive values are encoded in Arrow. Objects and arrays are joined in Python, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import accumulate, pairwise
 from typing import Any, Final
@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sparkmeta.expr.bounds import bound_arrow_type
 
 FILE_VARIANT: Final = pa.struct(
     [
@@ -55,6 +57,7 @@ _ZONED: Final = {"us": 12, "ns": 18}
 _SHORT: Final = 64
 _FEW: Final = 255
 _NO_NAMES: Final = b"\x01\0\0"
+_NO_FIELDS: Final = b"\x02\0\0"
 
 Numbers = np.ndarray[Any, Any]
 
@@ -87,13 +90,18 @@ def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
 
 
 class VariantNames:
-    """The names of a variant's metadata, and the ids of the names."""
+    """The names of a variant's metadata, and the ids of the names.
+
+    Attributes:
+        end: the length of the metadata.
+    """
 
     def __init__(self, metadata: bytes) -> None:
         size = (metadata[0] >> 6) + 1
         numbers = _numbers(metadata, 1, size, 1)
         offsets = _numbers(metadata, 1 + size, size, numbers[0] + 1)
         start = 1 + size * (numbers[0] + 2)
+        self.end = start + offsets[-1]
         self.texts = [metadata[start + begin : start + end] for begin, end in pairwise(offsets)]
         self.ids = {text: number for number, text in enumerate(self.texts)}
 
@@ -319,6 +327,85 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
         names.texts[number]: value[position + offset : position + ends[offset]]
         for number, offset in zip(ids, offsets, strict=False)
     }
+
+
+# -- Extract fields ---------------------------------------------------------------------------------------------------
+
+
+_INTEGER_IDS: Final = (3, 4, 5, 6)
+# The name of a type -> the ids of the values that are extracted as it.
+_EXTRACTED_IDS: Final[dict[str, tuple[int | str, ...]]] = {
+    "boolean": (TRUE_ID,),
+    "long": _INTEGER_IDS,
+    "double": (*_INTEGER_IDS, *DECIMAL_IDS, *_FLOATS),
+    "string": (STRING_ID,),
+    "date": (11,),
+    "timestamptz": (12,),
+    "timestamp": (13,),
+}
+
+
+def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.Array:
+    """Return the values of a field of variants, null if a variant has none of the type.
+
+    Args:
+        variants: structs with the fields `metadata` and `value`.
+        path: the names of the fields, from the outermost object down.
+        kind: the name of a type in `spec.functions.EXTRACTED`.
+    """
+    ids, known = _EXTRACTED_IDS[kind], dict[bytes, VariantNames]()
+    rows = zip(*(pc.struct_field(variants, name).to_pylist() for name in ("metadata", "value")), strict=True)
+    results: list[Any] = []
+    for metadata, value in rows:
+        if metadata is None or value is None:
+            results.append(None)
+            continue
+        names = known.get(metadata) or known.setdefault(metadata, VariantNames(metadata))
+        inside: bytes | None = value
+        for name in path:
+            inside = fields_of(inside, names).get(name) if inside is not None and kind_of(inside) == OBJECT else None
+        is_typed = inside is not None and kind_of(inside) in ids
+        results.append(primitive_of(inside) if inside is not None and is_typed else None)
+    arrow_type = bound_arrow_type(kind)
+    if kind == "double":
+        results = [None if value is None else float(value) for value in results]
+    stored = pa.int32() if pa.types.is_date(arrow_type) else pa.int64()
+    return (
+        pa.array(results, stored).view(arrow_type)
+        if pa.types.is_temporal(arrow_type)
+        else pa.array(results, arrow_type)
+    )
+
+
+def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
+    """Return the bounds of a field of shredded variants, null where there are none of the type.
+
+    Args:
+        bounds: bounds of variants, in binary form.
+        path: the path of the field; see `normalized_path`.
+        kind: the name of a type in `spec.functions.EXTRACTED`.
+    """
+    variants: list[dict[str, bytes] | None] = []
+    for bound in bounds.to_pylist():
+        try:
+            names = VariantNames(bound or _NO_NAMES)
+            fields_of((bound or _NO_NAMES + _NO_FIELDS)[names.end :], names)
+        except (LookupError, ValueError):
+            variants.append(None)
+            continue
+        variants.append(None if bound is None else {"metadata": bound[: names.end], "value": bound[names.end :]})
+    return extracted(pa.array(variants, FILE_VARIANT), [path.encode()], kind)
+
+
+# The escapes of normalized paths (RFC 9535).
+_ESCAPES: Final = {code: f"\\u{code:04x}" for code in range(32)} | {
+    8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 39: "\\'", 92: "\\\\",
+}  # fmt: skip
+
+
+def normalized_path(names: Iterable[str]) -> str:
+    """Return the path of a field, from the outermost object down, as in bounds (table spec, Bounds for Variant)."""
+    return "$" + "".join(f"['{name.translate(_ESCAPES)}']" for name in names)
 
 
 def _numbers(data: bytes, start: int, size: int, count: int) -> list[int]:

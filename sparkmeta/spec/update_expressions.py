@@ -1,0 +1,147 @@
+"""Add expressions to metadata trees, and remove them: functions of columns whose statistics are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.table.update import UpdateTableMetadata
+
+from sparkmeta.errors import InvalidChangeError, UnsupportedError, hint_at, shown
+from sparkmeta.spec.functions import Function, call_of
+from sparkmeta.spec.metadata import tree_layout, with_expression
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.schema import path_to
+from sparkmeta.spec.tree_layout import PROPOSAL
+from sparkmeta.spec.update_schema import names_table
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Transaction
+    from pyiceberg.types import NestedField
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.partitioning import Expression
+
+
+@dataclass(frozen=True)
+class AddExpression:
+    """The change that adds an expression. It gets its id when it is applied.
+
+    Attributes:
+        source_id: the column.
+        function: the function of the column.
+        name: the name of the expression.
+    """
+
+    source_id: int
+    function: Function
+    name: str
+
+    def apply(self, metadata: TableMetadata) -> TableMetadata:
+        """Return metadata with the expression.
+
+        Raises:
+            InvalidChangeError: the column is not in the schema, or the expression or its name is there already.
+        """
+        tree = _tree(metadata)
+        if self.source_id not in tree.schema().field_ids:
+            raise InvalidChangeError(f"{tree.location}: the column of {self.name} has been deleted")
+        for other in tree.expressions:
+            is_same = other.function == self.function and other.source_ids == (self.source_id,)
+            if is_same or other.name == self.name:
+                raise InvalidChangeError(f"{tree.location}: there is an expression {_text(other, tree)} already")
+        return with_expression(tree, self.source_id, str(self.function), self.name)
+
+
+@dataclass(frozen=True)
+class RemoveExpression:
+    """The change that removes an expression without a partition field. Its id is not used again."""
+
+    name: str
+
+    def apply(self, metadata: TableMetadata) -> TableMetadata:
+        """Return metadata without the expression.
+
+        Raises:
+            InvalidChangeError: there is no such expression.
+        """
+        tree = _tree(metadata)
+        virtual = [expression for expression in tree.expressions if expression.partition_field_id is None]
+        if self.name not in (names := [expression.name or "" for expression in virtual]):
+            problem = f"there is no expression {shown(self.name)}{hint_at(self.name, names)}"
+            raise InvalidChangeError(f"{tree.location}: {problem}")
+        others = [each for each in tree.expressions if each not in virtual or each.name != self.name]
+        return tree.model_copy(update={"expressions": others})
+
+
+def _tree(metadata: object) -> TableMetadataV4:
+    """Return the metadata of a tree that can have expressions.
+
+    Raises:
+        UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+    """
+    if not isinstance(metadata, TableMetadataV4) or tree_layout(metadata) != PROPOSAL:
+        raise UnsupportedError(
+            f"{getattr(metadata, 'location', '')}: only trees in the layout {PROPOSAL} have expressions"
+        )
+    return metadata
+
+
+def _text(expression: Expression, metadata: TableMetadata) -> str:
+    columns = [metadata.schema().find_column_name(source) or str(source) for source in expression.source_ids]
+    call = expression.function.of(*columns) if expression.function is not None and len(columns) == 1 else ""
+    return f"{expression.name} = {call or expression.transform}"
+
+
+@names_table
+class UpdateExpressions(UpdateTableMetadata["UpdateExpressions"]):
+    """A builder of changes of the expressions of a tree.
+
+    Data files that are written later have statistics of an expression's values. Filters that test the same function of
+    the column prune by them.
+    """
+
+    def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
+        super().__init__(transaction)
+        self._case_sensitive = case_sensitive
+        self._changes: list[AddExpression | RemoveExpression] = []
+
+    def add(self, call: str, name: str | None = None) -> UpdateExpressions:
+        """Add the function of a column.
+
+        Args:
+            call: the function and its column as in filters, such as `lower(name)` or `variant_get(v, '$.a', 'long')`.
+            name: the name of the expression; by default, made of the names of the function and the column.
+
+        Raises:
+            InvalidChangeError: there is no such function or column, the column has another type, or is in a list or
+                map.
+            UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+        """
+        metadata = _tree(self._transaction.table_metadata)
+        function, column = call_of(call)
+        try:
+            field = metadata.schema().find_field(column, self._case_sensitive)
+        except ValueError:
+            hint = hint_at(column, metadata.schema().column_names)
+            raise InvalidChangeError(f"{metadata.location}: {call}: no column {shown(column)}{hint}") from None
+        path: list[NestedField] = path_to(metadata.schema(), field.field_id)
+        if any(not parent.field_type.is_struct for parent in path[:-1]):
+            raise InvalidChangeError(f"{metadata.location}: {call}: the column is in a list or map")
+        if not function.can_transform(field.field_type):
+            raise InvalidChangeError(f"{metadata.location}: {call}: the column has type {field.field_type}")
+        self._changes.append(AddExpression(field.field_id, function, name or function.default_name(column)))
+        return self
+
+    def remove(self, name: str) -> UpdateExpressions:
+        """Remove an expression by its name. Statistics that files have of it are not used any more.
+
+        Raises:
+            UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+        """
+        _tree(self._transaction.table_metadata)
+        self._changes.append(RemoveExpression(name))
+        return self
+
+    def _commit(self) -> Any:
+        return tuple(self._changes), ()
