@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.expr.bounds import bound_arrow_type
-
 FILE_VARIANT: Final = pa.struct(
     [
         pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
@@ -333,15 +331,15 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
 
 
 _INTEGER_IDS: Final = (3, 4, 5, 6)
-# The name of a type -> the ids of the values that are extracted as it.
-_EXTRACTED_IDS: Final[dict[str, tuple[int | str, ...]]] = {
-    "boolean": (TRUE_ID,),
-    "long": _INTEGER_IDS,
-    "double": (*_INTEGER_IDS, *DECIMAL_IDS, *_FLOATS),
-    "string": (STRING_ID,),
-    "date": (11,),
-    "timestamptz": (12,),
-    "timestamp": (13,),
+# The name of a type -> its type in bounds, and the ids of the values that are extracted as it.
+_EXTRACTED: Final[dict[str, tuple[pa.DataType, tuple[int | str, ...]]]] = {
+    "boolean": (pa.bool_(), (TRUE_ID,)),
+    "long": (pa.int64(), _INTEGER_IDS),
+    "double": (pa.float64(), (*_INTEGER_IDS, *DECIMAL_IDS, *_FLOATS)),
+    "string": (pa.string(), (STRING_ID,)),
+    "date": (pa.date32(), (11,)),
+    "timestamptz": (pa.timestamp("us", "UTC"), (12,)),
+    "timestamp": (pa.timestamp("us"), (13,)),
 }
 
 
@@ -353,7 +351,7 @@ def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.
         path: the names of the fields, from the outermost object down.
         kind: the name of a type in `spec.functions.EXTRACTED`.
     """
-    ids, known = _EXTRACTED_IDS[kind], dict[bytes, VariantNames]()
+    (arrow_type, ids), known = _EXTRACTED[kind], dict[bytes, VariantNames]()
     rows = zip(*(pc.struct_field(variants, name).to_pylist() for name in ("metadata", "value")), strict=True)
     results: list[Any] = []
     for metadata, value in rows:
@@ -366,7 +364,6 @@ def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.
             inside = fields_of(inside, names).get(name) if inside is not None and kind_of(inside) == OBJECT else None
         is_typed = inside is not None and kind_of(inside) in ids
         results.append(primitive_of(inside) if inside is not None and is_typed else None)
-    arrow_type = bound_arrow_type(kind)
     if kind == "double":
         results = [None if value is None else float(value) for value in results]
     stored = pa.int32() if pa.types.is_date(arrow_type) else pa.int64()

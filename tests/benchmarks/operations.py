@@ -4,7 +4,8 @@
 
 The operations run one after another on a table of `growth`, whose leaves are hard links. Each runs in a new process
 with a Spark session of its own, and is stopped if it takes too long or too much memory. Results are added to
-build/bench/operations-<entries>.json. With `--lists`, the table has that many Avro manifests instead.
+build/bench/operations-<entries>.json. With `--lists`, the table has that many Avro manifests instead. With `--cluster`,
+executors are processes of a standalone cluster.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import sys
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +34,7 @@ from tests.benchmarks.many_manifests import ManyManifests
 from tests.benchmarks.memory import MIB, heap_use, peak_resident_set
 from tests.benchmarks.timing import consume
 from tests.benchmarks.workload import BUILD, ROOT
+from tests.cluster import HOSTS, standalone_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,11 +233,15 @@ class Measured:
     stopped: str = ""
 
 
-def measure(size: int, lists: bool, operation: str, heap: str, minutes: float) -> Measured:
-    """Run an operation in a new process, and stop it after some minutes or at 20 GiB."""
+def measure(size: int, kind: str, operation: str, heap: str, minutes: float) -> Measured:
+    """Run an operation in a new process, and stop it after some minutes or at 20 GiB.
+
+    Args:
+        kind: the option of the command that tells the table or where executors are; or nothing.
+    """
     command = [sys.executable, "-m", "tests.benchmarks.operations", str(size), "--run", operation]
-    command += ["--lists"] * lists
-    log = BUILD / f"operations-{'lists-' * lists}{size}.log"
+    command += [kind] if kind else []
+    log = results_file(size, kind).with_suffix(".log")
     with log.open("w") as errors:
         process = subprocess.Popen([*command, "--heap", heap], stdout=errors, stderr=errors, cwd=ROOT)
     start, peak, stopped, cpu = time.monotonic(), dict.fromkeys(_KINDS, 0.0), "", dict.fromkeys(_KINDS, 0.0)
@@ -261,13 +269,36 @@ def measure(size: int, lists: bool, operation: str, heap: str, minutes: float) -
     return Measured(size, operation, memory=sizes, **answer)
 
 
-def run_in_this_process(table: Growth | ManyManifests, operation: Run, heap: str) -> dict[str, Any]:
-    """Run an operation in this process, and return the fields of `Measured` that this process knows."""
+def results_file(size: int, kind: str) -> Path:
+    return BUILD / f"operations{kind.removeprefix('-')}-{size}.json"
+
+
+@contextmanager
+def cluster_config(is_wanted: bool) -> Iterator[dict[str, str]]:
+    """Yield the configuration of sessions on a standalone cluster of two executors, which runs until the end.
+
+    Each executor has one core and a heap of 1 GiB. The result is empty if no cluster is wanted.
+    """
+    if not is_wanted:
+        yield {}
+        return
+    with TemporaryDirectory() as folder, standalone_cluster(Path(folder)) as cluster:
+        yield {"spark.master": cluster.master, "spark.executor.memory": "1g", "spark.driver.host": HOSTS[0]}
+
+
+def run_in_this_process(
+    table: Growth | ManyManifests, operation: Run, heap: str, cluster: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run an operation in this process, and return the fields of `Measured` that this process knows.
+
+    Args:
+        cluster: see `cluster_config`.
+    """
     from sparkmeta import local_session
 
     config = {
         "spark.ui.enabled": "true", "spark.ui.port": "0", "spark.ui.retainedStages": "100000",
-        "spark.ui.retainedTasks": "1000",
+        "spark.ui.retainedTasks": "1000", **cluster,
     }  # fmt: skip
     spark = local_session("sparkmeta benchmarks", cores=2, memory=heap, config=config)
     spark.range(10).count()
@@ -359,24 +390,28 @@ def _name(pid: int) -> str:
 @click.option("--keep", is_flag=True, help="Keep the table as the last run has left it.")
 @click.option("--minutes", default=15.0, show_default=True, help="Stop an operation after this time.")
 @click.option("--heap", default="4g", show_default=True, help="Heap of each JVM, e.g. 4g.")
-@click.option("--lists", is_flag=True, help="SIZE is the number of Avro manifests of a table of version 2.")
+@click.option("--lists", "kind", flag_value="--lists", help="SIZE is the number of Avro manifests of a v2 table.")
+@click.option("--cluster", "kind", flag_value="--cluster", help="Run on a cluster of two executors of 1 GiB each.")
 @click.option("--run", "run", default="", hidden=True)
-def main(size: int, only: str, keep: bool, minutes: float, heap: str, lists: bool, run: str) -> None:
+def main(size: int, only: str, keep: bool, minutes: float, heap: str, kind: str | None, run: str) -> None:
     """Measure each operation on a tree of SIZE files."""
+    lists = kind == "--lists"
     table = ManyManifests(size) if lists else Growth(size, copy="operations", repeats=max(1, size // MOST_WRITTEN))
     operations = LIST_OPERATIONS if lists else {name: of for name, (of, most) in OPERATIONS.items() if size <= most}
     if run:
-        sys.stdout.write("\n" + json.dumps(run_in_this_process(table, operations[run], heap)) + "\n")
+        with cluster_config(kind == "--cluster") as config:
+            answer = run_in_this_process(table, operations[run], heap, config)
+        sys.stdout.write("\n" + json.dumps(answer) + "\n")
         return
     if not keep:
         shutil.rmtree(table.folder, ignore_errors=True)
         table.location()
-    path = BUILD / f"operations-{'lists-' * lists}{size}.json"
+    path = results_file(size, kind or "")
     results = {row["operation"]: row for row in json.loads(path.read_text())} if path.exists() else {}
     for name in operations:
         if not any(text in name for text in only.split("|")):
             continue
-        measured = measure(size, lists, name, heap, minutes)
+        measured = measure(size, kind or "", name, heap, minutes)
         results[name] = asdict(measured)
         path.write_text(json.dumps([*results.values()], indent=1) + "\n")
         cpu, sizes = (
