@@ -63,7 +63,7 @@ def file_rows(state: TableState) -> FileRows:
         state.types.stats_types,
         _tuple_fields(state),
         state.metadata.default_spec_id,
-        frozenset(state.types.primitive_fields),
+        state.types.measured_ids,
         data_key_length(state.metadata) is not None,
     )
 

@@ -105,6 +105,8 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
     match = table_match(source, target, spec_ids)
     columns = source.types.primitive_fields.keys() & target.types.primitive_fields.keys()
     stats = {column: column for column in columns}
+    functions = source.types.expressions
+    stats |= {ours: functions[key] for key, ours in target.types.expressions.items() if key in functions}
     for spec_id, same in match.specs.items():
         pairs = zip(source.types.tuple_sources[spec_id], target.types.tuple_sources[same], strict=True)
         stats |= {of_target: of_source for (_, of_source), (_, of_target) in pairs}

@@ -260,13 +260,17 @@ class _Parser:
             parsed = _comparison(text) if literals is None else _in_list(text, literals)
             parsed = parsed or predicate_syntax.parse_string(text, parse_all=True)[0]
         except ParseException:
-            raise self.error(f"{shown(self._as_given(text))} is not a predicate: {_hint(text) or _EXPECTED}") from None
+            raise self.error(f"{shown(self._as_given(text))} is not a predicate: {self._hint(text)}") from None
         except (ValueError, TypeError, ArithmeticError) as problem:
             raise self.error(f"{shown(self._as_given(text))}: {problem}") from None
         if isinstance(parsed, BooleanLiteral):
             return AlwaysTrue() if parsed.value else AlwaysFalse()
         assert isinstance(parsed, BooleanExpression)
         return parsed if self.text == self.given else fold(parsed, self._restored, _joined)
+
+    def _hint(self, text: str) -> str:
+        """Return what to write instead of a text that is no predicate."""
+        return _hint(re.sub(rf'"{self._call_name}\d+"', "c", text)) or _EXPECTED
 
     def _respelled(self, match: re.Match[str]) -> str:
         """Return a quoted text, a number, or the call of a function as pyiceberg's grammar takes it."""
@@ -298,8 +302,8 @@ class _Parser:
 
     def _as_given(self, text: str) -> str:
         """Return a text with the characters and calls that were replaced."""
-        for name, (_, call) in self.calls.items():
-            text = text.replace(f'"{name}"', call)
+        if self._call_name in text:
+            text = re.sub(rf'"({self._call_name}\d+)"', lambda name: self.calls[name[1]][1], text)
         return text.translate({ord(character): given for given, character in self.replaced.items()})
 
     def _restored(self, leaf: BooleanExpression, _negated: bool) -> BooleanExpression:

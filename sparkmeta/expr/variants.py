@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.errors import ValidationError
+
 FILE_VARIANT: Final = pa.struct(
     [
         pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
@@ -55,7 +57,6 @@ _ZONED: Final = {"us": 12, "ns": 18}
 _SHORT: Final = 64
 _FEW: Final = 255
 _NO_NAMES: Final = b"\x01\0\0"
-_NO_FIELDS: Final = b"\x02\0\0"
 
 Numbers = np.ndarray[Any, Any]
 
@@ -274,9 +275,13 @@ def kind_of(value: bytes) -> int | str:
 
 
 def primitive_of(value: bytes) -> Any:
-    """Return a primitive value as Arrow takes it: dates and times are integers."""
+    """Return a primitive value as Arrow takes it: dates and times are integers.
+
+    Raises:
+        ValueError: bytes are missing, or are no text.
+    """
     if value[0] & 3 == _SHORT_STRING:
-        return value[1 : 1 + (value[0] >> 2)].decode()
+        return _part(value, 1, value[0] >> 2).decode()
     number = value[0] >> 2
     if value[:1] in (_TRUE, _FALSE):
         return value[:1] == _TRUE
@@ -284,13 +289,19 @@ def primitive_of(value: bytes) -> Any:
         return struct.unpack_from(_FLOATS[number], value, 1)[0]
     if number in (BINARY_ID, STRING_ID):
         (length,) = _numbers(value, 1, 4, 1)
-        content = value[5 : 5 + length]
+        content = _part(value, 5, length)
         return content if number == BINARY_ID else content.decode()
     if number in DECIMAL_IDS:
         width = 4 << DECIMAL_IDS.index(number)
-        unscaled = int.from_bytes(value[2 : 2 + width], "little", signed=True)
+        unscaled = int.from_bytes(_part(value, 2, width), "little", signed=True)
         return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -value[1]))
-    return int.from_bytes(value[1 : 1 + _WIDTHS[number]], "little", signed=True)
+    return int.from_bytes(_part(value, 1, _WIDTHS[number]), "little", signed=True)
+
+
+def _part(value: bytes, start: int, length: int) -> bytes:
+    if len(value) < start + length:
+        raise ValueError(f"a variant of {len(value)} bytes lacks bytes")
+    return value[start : start + length]
 
 
 def elements_of(value: bytes) -> list[bytes]:
@@ -350,28 +361,25 @@ def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.
         variants: structs with the fields `metadata` and `value`.
         path: the names of the fields, from the outermost object down.
         kind: the name of a type in `spec.functions.EXTRACTED`.
+
+    Raises:
+        ValidationError: bytes are no variant.
     """
-    (arrow_type, ids), known = _EXTRACTED[kind], dict[bytes, VariantNames]()
+    known: dict[bytes, VariantNames] = {}
     rows = zip(*(pc.struct_field(variants, name).to_pylist() for name in ("metadata", "value")), strict=True)
     results: list[Any] = []
     for metadata, value in rows:
         if metadata is None or value is None:
             results.append(None)
             continue
-        names = known.get(metadata) or known.setdefault(metadata, VariantNames(metadata))
-        inside: bytes | None = value
-        for name in path:
-            inside = fields_of(inside, names).get(name) if inside is not None and kind_of(inside) == OBJECT else None
-        is_typed = inside is not None and kind_of(inside) in ids
-        results.append(primitive_of(inside) if inside is not None and is_typed else None)
-    if kind == "double":
-        results = [None if value is None else float(value) for value in results]
-    stored = pa.int32() if pa.types.is_date(arrow_type) else pa.int64()
-    return (
-        pa.array(results, stored).view(arrow_type)
-        if pa.types.is_temporal(arrow_type)
-        else pa.array(results, arrow_type)
-    )
+        try:
+            names = known.get(metadata) or known.setdefault(metadata, VariantNames(metadata))
+            results.append(_extracted(value, names, path, kind))
+        except _MALFORMED as error:
+            raise ValidationError(
+                f"0x{value[:20].hex()} is no variant with metadata 0x{metadata[:20].hex()}"
+            ) from error
+    return _values_of(results, kind)
 
 
 def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
@@ -382,16 +390,35 @@ def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
         path: the path of the field; see `normalized_path`.
         kind: the name of a type in `spec.functions.EXTRACTED`.
     """
-    variants: list[dict[str, bytes] | None] = []
+    results: list[Any] = []
     for bound in bounds.to_pylist():
         try:
-            names = VariantNames(bound or _NO_NAMES)
-            fields_of((bound or _NO_NAMES + _NO_FIELDS)[names.end :], names)
-        except (LookupError, ValueError):
-            variants.append(None)
-            continue
-        variants.append(None if bound is None else {"metadata": bound[: names.end], "value": bound[names.end :]})
-    return extracted(pa.array(variants, FILE_VARIANT), [path.encode()], kind)
+            names = None if bound is None else VariantNames(bound)
+            results.append(None if names is None else _extracted(bound[names.end :], names, [path.encode()], kind))
+        except _MALFORMED:  # an unknown bound
+            results.append(None)
+    return _values_of(results, kind)
+
+
+# What decoding raises for bytes that are no variant.
+_MALFORMED: Final = (LookupError, ValueError, struct.error)
+
+
+def _extracted(value: bytes, names: VariantNames, path: Sequence[bytes], kind: str) -> Any:
+    inside: bytes | None = value
+    for name in path:
+        inside = fields_of(inside, names).get(name) if inside is not None and kind_of(inside) == OBJECT else None
+    if inside is None or kind_of(inside) not in _EXTRACTED[kind][1]:
+        return None
+    result = primitive_of(inside)
+    return float(result) if kind == "double" else result
+
+
+def _values_of(results: list[Any], kind: str) -> pa.Array:
+    arrow_type = _EXTRACTED[kind][0]
+    if not pa.types.is_temporal(arrow_type):
+        return pa.array(results, arrow_type)
+    return pa.array(results, pa.int32() if pa.types.is_date(arrow_type) else pa.int64()).view(arrow_type)
 
 
 # The escapes of normalized paths (RFC 9535).
@@ -406,7 +433,13 @@ def normalized_path(names: Iterable[str]) -> str:
 
 
 def _numbers(data: bytes, start: int, size: int, count: int) -> list[int]:
-    """Return unsigned numbers of `size` bytes."""
+    """Return unsigned numbers of `size` bytes.
+
+    Raises:
+        ValueError: the data is too short for them.
+    """
+    if start + size * count > len(data):
+        raise ValueError(f"a variant of {len(data)} bytes lacks bytes")
     return [
         int.from_bytes(data[position : position + size], "little")
         for position in range(start, start + count * size, size)

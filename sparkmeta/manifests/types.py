@@ -116,21 +116,13 @@ class TableTypes:
         return current if promoted else named
 
     @cached_property
-    def _columns(self) -> Mapping[int, NestedField]:
+    def fields(self) -> Mapping[int, NestedField]:
         """Every column that any schema of the table has had, by field id; `typing_schema` takes precedence."""
-        columns: dict[int, NestedField] = {}
+        fields: dict[int, NestedField] = {}
         schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
         for schema in [*schemas, self.typing_schema]:
-            columns.update(index_by_id(schema))
-        return columns
-
-    @cached_property
-    def fields(self) -> Mapping[int, NestedField]:
-        """The columns of all schemas and the functions of columns that have statistics, by field id.
-
-        `typing_schema` takes precedence for columns.
-        """
-        return {**self._columns, **{expr_id: measured.field for expr_id, measured in self.functions.items()}}
+            fields.update(index_by_id(schema))
+        return fields
 
     @cached_property
     def functions(self) -> dict[int, ColumnFunction]:
@@ -138,7 +130,7 @@ class TableTypes:
         functions: dict[int, ColumnFunction] = {}
         for expression in self._expressions:
             function = expression.function
-            source = self._columns.get(expression.source_ids[0]) if len(expression.source_ids) == 1 else None
+            source = self.fields.get(expression.source_ids[0]) if len(expression.source_ids) == 1 else None
             if function is not None and source is not None and function.can_transform(source.field_type):
                 kind, name = function.result_type(source.field_type), function.of(source.name)
                 field = NestedField(expression.expr_id, name, kind, required=False)
@@ -151,8 +143,13 @@ class TableTypes:
         return {(each.source_id, str(each.function)): expr_id for expr_id, each in self.functions.items()}
 
     @cached_property
+    def measured_ids(self) -> frozenset[int]:
+        """The ids of columns and functions that may have stats."""
+        return frozenset({*self.primitive_fields, *self.functions})
+
+    @cached_property
     def primitive_fields(self) -> dict[int, NestedField]:
-        """The columns and functions in `fields` that have metrics."""
+        """The columns in `fields` that have metrics."""
         return _primitives(self.fields)
 
     @cached_property
@@ -166,9 +163,11 @@ class TableTypes:
         return self.column_types | _METADATA_FIELDS
 
     def field_type(self, field_id: int) -> str:
-        """Return the Iceberg type name of a current or dropped column, from the newest schema that has it."""
+        """Return the Iceberg type name of a function, or of a column from the newest schema that has it."""
         if field_id in _METADATA_FIELDS:
             return _METADATA_FIELDS[field_id]
+        if field_id in self.functions:
+            return str(self.functions[field_id].field.field_type)
         return str(self.fields[field_id].field_type)
 
     @cached_property
@@ -179,7 +178,7 @@ class TableTypes:
         had no new column, there is no gap.
         """
         ids = range(1, self.metadata.last_column_id + 1)
-        used_ids = {*self._columns, *(expression.expr_id for expression in self._expressions)}
+        used_ids = {*self.fields, *(expression.expr_id for expression in self._expressions)}
         return len(self.schemas) > max(self.schemas) and sum(used_id in ids for used_id in used_ids) == len(ids)
 
     @cached_property
@@ -340,12 +339,17 @@ class TableTypes:
     @cached_property
     def stats_types(self) -> dict[int, str]:
         """The ids of columns and expressions that may have stats -> Iceberg type names."""
-        return self.column_types | {
-            source: self.partition_fields[field_id]
-            for fields in self.tuple_sources.values()
-            for field_id, source in fields
-            if source not in self.column_types
-        }
+        functions = {expr_id: self.field_type(expr_id) for expr_id in self.functions}
+        return (
+            self.column_types
+            | functions
+            | {
+                source: self.partition_fields[field_id]
+                for fields in self.tuple_sources.values()
+                for field_id, source in fields
+                if source not in self.column_types
+            }
+        )
 
     @property
     def _expressions(self) -> Sequence[Expression]:

@@ -293,7 +293,7 @@ class ScanFilter:
     @cached_property
     def filter_ids(self) -> frozenset[int]:
         """The columns and expressions of the filter that have stats."""
-        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.typed_filter))
+        return self.state.types.measured_ids.intersection(referenced_ids(self.typed_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
@@ -312,8 +312,8 @@ class ScanFilter:
 
     @cached_property
     def undecided_ids(self) -> frozenset[int]:
-        """The columns of `undecided` that have stats."""
-        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.undecided))
+        """The columns and expressions of `undecided` that have stats."""
+        return self.state.types.measured_ids.intersection(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:

@@ -39,10 +39,11 @@ EXTRACTED: Final[dict[str, PrimitiveType]] = {
 """The types of values that can be extracted from variants, by name."""
 
 _BASIC_PLANE: Final = 0x10000
-_STEP: Final = re.compile(r"""\.([A-Za-z_]\w*)|\['([^'"]*)'\]|\["([^"]*)"\]""")
+_STEP: Final = re.compile(r"""\.([A-Za-z_]\w*)|\['([^']*)'\]|\["([^"]*)"\]""")
 _VARIANT_GET: Final = re.compile(r"variant_get\[(?P<path>.+),(?P<kind>\w+)\]", re.DOTALL)
-_TEXT: Final = r"'(?:[^'\\]|''|\\.)*'"
-_NAME: Final = r'"(?:[^"\\]|\\.)*"'
+_TEXT: Final = r"'(?:[^'\\]|''|\\.)*+'"
+_NAME: Final = r'"(?:[^"\\]|\\.)*+"'
+_PLAIN_NAME: Final = re.compile(r"[\w$.]+")
 _ARGUMENTS: Final = re.compile(rf"\s*,\s*({_TEXT})\s*,\s*({_TEXT})\s*", re.DOTALL)
 
 
@@ -69,7 +70,7 @@ class Cased:
 
     def of(self, column: str) -> str:
         """Return the call of the function for a column, as in filters."""
-        return f"{self.name}({column})"
+        return f"{self.name}({_quoted(column)})"
 
     def default_name(self, column: str) -> str:
         """Return the name of an expression."""
@@ -109,7 +110,7 @@ class VariantGet:
     def of(self, column: str) -> str:
         """Return the call of the function for a column, as in filters."""
         path = self.spelled_path.replace("'", "''")
-        return f"variant_get({column}, '{path}', '{self.kind}')"
+        return f"variant_get({_quoted(column)}, '{path}', '{self.kind}')"
 
     def default_name(self, column: str) -> str:
         """Return the name of an expression."""
@@ -120,6 +121,11 @@ class VariantGet:
 
 
 Function = Cased | VariantGet
+
+
+def _quoted(column: str) -> str:
+    """Return the name of a column as in filters."""
+    return column if _PLAIN_NAME.fullmatch(column) else '"{}"'.format(re.sub(r'(["\\])', r"\\\1", column))
 
 
 @cache
@@ -151,7 +157,7 @@ NAMES: Final = (*_CASES, "variant_get")
 
 CALL: Final = (
     rf"(?P<function>(?i:{'|'.join(NAMES)}))\s*\(\s*(?P<column>{_NAME}|[\w$.]+)"
-    rf"(?P<arguments>(?:[^()'\"]|{_TEXT})*)\)"
+    rf"(?P<arguments>(?:[^()'\"]|{_TEXT})*+)\)"
 )
 """The call of a function, as a regular expression with `re.DOTALL`."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.table.update import UpdateTableMetadata
+from pyiceberg.table.update import AssertLastAssignedFieldId, UpdateTableMetadata
+from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.errors import InvalidChangeError, UnsupportedError, hint_at, shown
 from sparkmeta.spec.functions import Function, call_of
 from sparkmeta.spec.metadata import tree_layout, with_expression
 from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.partitioning import Expression
 from sparkmeta.spec.schema import path_to
 from sparkmeta.spec.tree_layout import PROPOSAL
 from sparkmeta.spec.update_schema import names_table
@@ -20,12 +22,11 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.spec.partitioning import Expression
 
 
 @dataclass(frozen=True)
 class AddExpression:
-    """The change that adds an expression. It gets its id when it is applied.
+    """The change that adds an expression. It gets the next id when it is applied.
 
     Attributes:
         source_id: the column.
@@ -55,7 +56,7 @@ class AddExpression:
 
 @dataclass(frozen=True)
 class RemoveExpression:
-    """The change that removes an expression without a partition field. Its id is not used again."""
+    """The change that makes an expression without a partition field void. Its id is not used again."""
 
     name: str
 
@@ -70,8 +71,14 @@ class RemoveExpression:
         if self.name not in (names := [expression.name or "" for expression in virtual]):
             problem = f"there is no expression {shown(self.name)}{hint_at(self.name, names)}"
             raise InvalidChangeError(f"{tree.location}: {problem}")
-        others = [each for each in tree.expressions if each not in virtual or each.name != self.name]
-        return tree.model_copy(update={"expressions": others})
+        # Without its entry, the id would look like the id of a column whose schema has been removed.
+        expressions = [
+            Expression(expr_id=each.expr_id, source_ids=each.source_ids, transform=str(VoidTransform()))
+            if each in virtual and each.name == self.name
+            else each
+            for each in tree.expressions
+        ]
+        return tree.model_copy(update={"expressions": expressions})
 
 
 def _tree(metadata: object) -> TableMetadataV4:
@@ -144,4 +151,8 @@ class UpdateExpressions(UpdateTableMetadata["UpdateExpressions"]):
         return self
 
     def _commit(self) -> Any:
-        return tuple(self._changes), ()
+        # Files that the transaction writes next have statistics under the ids of its expressions.
+        last_id = self._transaction.table_metadata.last_column_id
+        is_adding = any(isinstance(change, AddExpression) for change in self._changes)
+        required = AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": last_id})
+        return tuple(self._changes), (required,) if is_adding else ()

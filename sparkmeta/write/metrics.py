@@ -121,7 +121,7 @@ class FileMetrics:
         for leaf in self.leaves:
             values = _leaf_values(table, leaf.path)
             if leaf.function is not None:
-                values = evaluated(pa.table({MEASURED: values}), leaf.function)
+                values = _function_values(values, leaf.function, table.column_names[leaf.path[0]])
             self._nulls[leaf.id] = self._nulls.get(leaf.id, 0) + values.null_count
             if leaf.type in _TRUNCATED:
                 self._bytes[leaf.id] = self._bytes.get(leaf.id, 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
@@ -203,6 +203,13 @@ def _leaf_values(table: pa.Table, path: tuple[int, ...]) -> pa.ChunkedArray:
         storage = values.type.storage_type
         return pa.chunked_array([chunk.storage for chunk in values.chunks], storage)
     return values
+
+
+def _function_values(values: pa.ChunkedArray, function: Sql, column: str) -> pa.Array:
+    try:
+        return evaluated(pa.table({MEASURED: values}), function)
+    except ValidationError as error:
+        raise ValidationError(f"column {column}: {error}") from error
 
 
 _Extremes = tuple[pa.Scalar | None, pa.Scalar | None]

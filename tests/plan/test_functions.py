@@ -23,12 +23,19 @@ from pyspark.sql.types import VariantType as SparkVariant
 from pyspark.sql.types import VariantVal
 
 import sparkmeta as sm
-from sparkmeta.errors import InvalidChangeError, InvalidFilterError, UnsupportedError
+from sparkmeta.errors import (
+    CommitConflictError,
+    InvalidChangeError,
+    InvalidFilterError,
+    UnsupportedError,
+    ValidationError,
+)
 from sparkmeta.expr import evaluate, sql
 from sparkmeta.expr.expression_json import expression_from_json
+from sparkmeta.expr.filter_text import as_text
 from sparkmeta.expr.functions import function_value
 from sparkmeta.expr.predicate import bind_filter, expression_to_json, parse_filter
-from sparkmeta.expr.variants import FILE_VARIANT, VariantNames, object_of, primitives, sorted_metadata
+from sparkmeta.expr.variants import FILE_VARIANT, VariantNames, bounds_of_field, object_of, primitives, sorted_metadata
 from sparkmeta.spec.functions import EXTRACTED, Cased, VariantGet
 from sparkmeta.spec.schema import VariantType
 from tests.conftest import configured
@@ -430,24 +437,90 @@ def test_columns_change(tmp_path: Path) -> None:
         update.remove("lower_name")
     table = table.refresh()
     assert planned(table, "lower(title) = 'none'") == 3
-    ids = [each.expr_id for each in with_expressions(table, "lower(title)").metadata.expressions]
-    assert len({*ids, 8, 9}) == 3
+    expressions = with_expressions(table, "lower(title)").metadata.expressions
+    assert [(each.expr_id, each.transform) for each in expressions] == [(8, "void"), (9, "upper"), (11, "lower")]
     assert planned(with_expressions(table.refresh(), "upper(title)"), "lower(title) = 'none'") == 3
 
 
 def test_concurrent_expressions(tmp_path: Path) -> None:
-    """A writer that loses adds its expression with the next id, unless it is there."""
+    """Files that a transaction writes have statistics under the ids of its expressions, so no other may take them."""
     table = new_table(tmp_path)
     earlier = table.refresh()
-    with_expressions(table, "lower(name)")
-    other = with_expressions(earlier, "upper(name)")
-    assert [each.expr_id for each in other.metadata.expressions] == [8, 9]
-    assert other.metadata.last_column_id == 9
+    tx = earlier.transaction()
+    tx.update_expressions().add("lower(name)").commit()
+    with_expressions(table, "upper(name)")
+    tx.append(arrow_rows([row_of(1)], 0))
+    with pytest.raises(CommitConflictError, match="last assigned field id has changed: expected 7, found 8"):
+        tx.commit()
+    table = with_expressions(table.refresh(), "lower(name)").append(arrow_rows([row_of(1)], 0))
+    assert [each.expr_id for each in table.metadata.expressions] == [8, 9]
+    assert planned(table, "upper(name) = 'NAME01'") == planned(table, "lower(name) = 'name01'") == 1
     with pytest.raises(InvalidChangeError, match=r"there is an expression lower_name = lower\(name\) already"):
-        with_expressions(earlier, "lower(name)")
-    with other.update_schema() as update:
+        with_expressions(table, "lower(name)")
+    with table.update_schema() as update:
         update.add_column("next", StringType())
-    assert earlier.refresh().schema().find_field("next").field_id == 10
+    assert table.refresh().schema().find_field("next").field_id == 10
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_files_of_another_table(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """Statistics go to the expression with the same function, whatever its id, or are left out."""
+    theirs = with_expressions(new_table(tmp_path / "theirs"), "lower(name)", "upper(s.n)")
+    theirs = theirs.append(arrow_rows([row_of(1)], 0))
+    for row in theirs.inspect.arrow.files().to_pylist():
+        assert {8, 9}.isdisjoint([*dict(row["lower_bounds"]), *dict(row["value_counts"])])
+    for index, expressions in enumerate([(), ("upper(s.n)", "lower(name)"), ("upper(name)", "lower(name)")]):
+        if version == 3 and expressions:
+            continue
+        ours = new_table(tmp_path / f"ours{index}", version)
+        ours = with_expressions(ours, *expressions) if expressions else ours
+        with ours.transaction() as tx:
+            tx.update_snapshot().append(theirs)
+        ours = ours.refresh()
+        for text in ("lower(name) = 'name01'", "upper(name) = 'NAME01'", "upper(s.n) = 'X01'"):
+            assert ours.scan(text).count() == planned(ours, text) == 1, (text, expressions)
+        assert planned(ours, "lower(name) = 'a'") == (0 if expressions else 1)
+        assert ours.delete("upper(name) = 'name01'").scan().count() == 1
+
+
+def test_malformed_variants(tmp_path: Path) -> None:
+    """Bounds that are no variants are unknown. Rows that are none are refused where their values are needed."""
+    value = variant({"a": 2**40})
+    bound = variant({"o": "text"})
+    good = sorted_metadata([b"$['a']"])
+    good += object_of({b"$['a']": encoded(5, VariantNames(good))}, VariantNames(good))
+    cut = sorted_metadata([b"$['a']"])
+    cut += object_of({b"$['a']": b"\x18\x01"}, VariantNames(cut))  # an int64 of one byte
+    broken = [b"", b"\x01", bound["metadata"], good[:-3], cut, b"\xff" * 30, None]
+    assert bounds_of_field(pa.array([*broken, good], pa.binary()), "$['a']", "long").to_pylist() == [None] * 7 + [5]
+    whole = {"write.parquet.shred-variants": "false"}
+    table = new_table(tmp_path, **whole)
+    for cut_value in (value["value"][:-3], b"\x06"):
+        rows = pa.table({"id": [1], "v": pa.array([{"metadata": value["metadata"], "value": cut_value}], FILE_VARIANT)})
+        with pytest.raises(ValidationError, match=r"is no variant"):
+            table.append(rows).scan("variant_get(v, '$.a', 'long') = 1").to_arrow()
+        with pytest.raises(ValidationError, match=r"column v: 0x[0-9a-f]+ is no variant with metadata 0x"):
+            with_expressions(new_table(tmp_path / cut_value.hex(), **whole), CALLS[2]).append(rows)
+
+
+def test_texts_of_filters(tmp_path: Path) -> None:
+    """Calls with quoted names are shown as they are read. Long texts take no more than their length."""
+    table = new_table(tmp_path)
+    for text in (
+        "lower(\"a b\") = 'x'",
+        "upper(\"lower(name)\") IN ('x', 'y')",
+        "variant_get(\"a\\\"b\", '$[\"it''s\"]', 'date') IS NULL",
+        "variant_get(v, '$[''d\"q'']', 'long') = 1",
+    ):
+        assert as_text(parse_filter(text)) == text
+    with pytest.raises(InvalidFilterError, match="is not a predicate"):
+        table.scan("lower(name " + "''" * 60 + " = 1")
+    with pytest.raises(InvalidFilterError, match="filters have no functions but lower, upper"):
+        table.scan("lower(upper(name)) = 'a'")
+    with pytest.raises(InvalidChangeError, match="is not a function of a column"):
+        table.update_expressions().add("lower(name " + "''" * 60)
+    many = " OR ".join(f"lower(name) = '{number}'" for number in range(2000))
+    assert table.scan(many).count() == 0
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
