@@ -39,6 +39,8 @@ from sparkmeta.expr.variants import FILE_VARIANT, VariantNames, bounds_of_field,
 from sparkmeta.spec.functions import EXTRACTED, Cased, VariantGet
 from sparkmeta.spec.schema import VariantType
 from tests.conftest import configured
+from tests.peers.java import Java
+from tests.peers.workshop import Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -561,3 +563,29 @@ def test_filters_as_json(tmp_path: Path) -> None:
         text = expression_to_json(bound)
         again = bind_filter(expression_from_json(json.loads(text)), table.schema(), two_valued=True)
         assert (again, expression_to_json(again)) == (bound, text)
+
+
+# A filter, and the ids of rows of Java's table that match.
+OF_JAVA = {
+    "variant_get(v, '$.a', 'long') >= 104": {104, 200, 201, 202, 203, 204},
+    "variant_get(v, '$.o.x', 'double') < 1.5": {0, 1, 2},
+    "variant_get(v, '$.s', 'string') = 'text 1202'": {202},
+    "variant_get(v, '$.a', 'double') IN (3, 103)": {3, 103},
+    "NOT variant_get(v, '$.a', 'long') < 203": {203, 204},
+}
+
+
+@pytest.mark.java
+def test_bounds_of_java(spark: SparkSession) -> None:
+    """Files are skipped by the bounds of fields that Iceberg's Java library has shredded."""
+    shop = Workshop(Java(spark), "functions", catalog_name="java")
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")
+    shop.create("id BIGINT, v VARIANT", version=3, properties=SHRED)
+    value = """parse_json('{"a": ' || id || ', "o": {"x": ' || id / 2 || '}, "s": "text ' || (id + 1000) || '"}')"""
+    for start in (0, 100, 200):
+        shop.sql(f"INSERT INTO {{t}} SELECT /*+ COALESCE(1) */ id, {value} FROM range({start}, {start + 5})")
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    for text, ids in OF_JAVA.items():
+        assert {row["id"] for row in table.scan(text).to_df().collect()} == ids, text
+        assert {*table.scan(text).to_arrow().column("id").to_pylist()} == ids, text
+        assert planned(table, text) == len({identifier // 100 for identifier in ids}), text
