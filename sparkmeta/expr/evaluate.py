@@ -93,16 +93,27 @@ def _groups(values: Sequence[pa.Array], length: int) -> tuple[pa.Array, pa.Array
     return compact_lists(whole(groups.column(f"{_ROW}_list")))
 
 
+def numbered_groups(values: Sequence[pa.Array], length: int) -> tuple[pa.Array, pa.Array]:
+    """Return the index of the first row of each group of rows with equal values, and the number of each row's group.
+
+    Args:
+        values: the columns to compare. Nulls are equal.
+        length: the number of rows.
+    """
+    offsets, order = _groups(values, length)
+    numbers = np.empty(length, np.int64)
+    numbers[order.to_numpy()] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.to_numpy()))
+    return order.take(offsets.slice(0, len(offsets) - 1)), pa.array(numbers)
+
+
 def index_in(values: pa.Array, others: pa.Array) -> pa.Array:
     """Return the index of each value among others; null if it is not there. Nulls in structs are equal."""
     if not pa.types.is_struct(values.type):
         return pc.index_in(values, others)
     both = pa.concat_arrays(_unified([others, values]))
-    offsets, order = _groups([both], len(both))
-    starts, lengths = offsets.to_numpy()[:-1], np.diff(offsets.to_numpy())
-    firsts = np.empty(len(both), np.int64)
-    firsts[order.to_numpy()] = np.repeat(order.to_numpy()[starts], lengths)
-    return pa.array(firsts[len(others) :], mask=firsts[len(others) :] >= len(others))
+    firsts, numbers = numbered_groups([both], len(both))
+    indices = firsts.take(numbers.slice(len(others))).to_numpy()
+    return pa.array(indices, mask=indices >= len(others))
 
 
 def typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -3,11 +3,14 @@
 sparkmeta appends to tables of versions 2 and 4, by file system, SQL and REST catalogs. Peers are pyiceberg, by SQL and
 REST catalogs, and Iceberg's Java library, by file system and REST catalogs, on version 2. Each contender
 appends for some seconds to a table of its own; contenders take turns. Afterwards the table must have the rows of all
-batches. Prints batches a second, the longest time of a batch, and CPU time a batch. The best of the rounds counts.
+batches. Prints batches a second, the longest time of a batch, and CPU time a batch: of each run, and at the end of the
+best of the rounds. A run takes longer than it appends: processes start, and losers wait until they win.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -69,6 +72,12 @@ class Contender:
     threads: int = 1
     shares: bool = False
 
+    @property
+    def texts(self) -> list[str]:
+        """The library, the catalog, the version, the processes and threads, and whose snapshots are."""
+        sizes = [f"{self.processes} x {self.threads}", "shared" if self.shares else "own"]
+        return [self.library, self.kind, str(self.version), *sizes]
+
     def command(self, place: str, seconds: float) -> list[str]:
         """Return the command of a process."""
         numbers = [str(seconds), str(self.threads)]
@@ -89,6 +98,9 @@ class Run:
         cpu: milliseconds of CPU time of the processes, a batch. A REST server is not counted.
         fewest: the batches of the process that committed the fewest, as a share of the mean.
         snapshots: the number of snapshots.
+        started: seconds until all processes were ready.
+        elapsed: seconds from then until the last of them had ended.
+        load: the load average of the machine after the run.
     """
 
     contender: Contender
@@ -98,6 +110,22 @@ class Run:
     cpu: float
     fewest: float
     snapshots: int
+    started: float
+    elapsed: float
+    load: float
+
+    @property
+    def figures(self) -> dict[str, str]:
+        return {
+            "batches/s": f"{self.batches:.1f}",
+            "longest, s": f"{self.longest:.2f}",
+            "CPU, ms": f"{self.cpu:.1f}",
+            "fewest": f"{self.fewest:.2f}",
+            "lost": str(self.lost),
+            "start, s": f"{self.started:.0f}",
+            "appends, s": f"{self.elapsed:.0f}",
+            "load": f"{self.load:.0f}",
+        }
 
 
 def contenders() -> Iterator[Contender]:
@@ -128,7 +156,7 @@ def measured(contender: Contender, seconds: float, rest: str) -> Run:
         catalog.create_namespace("db")
     texts = {**RETRIES, "write.append.share-snapshots": str(contender.shares).lower()}
     catalog.create_table(NAME, ROWS, format_version=contender.version, properties=texts)
-    command = contender.command(place, seconds)
+    command, begin = contender.command(place, seconds), time.monotonic()
     with ExitStack() as stack:
         processes = [
             stack.enter_context(subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True))
@@ -154,6 +182,9 @@ def measured(contender: Contender, seconds: float, rest: str) -> Run:
         sum(float(answer[3]) for answer in answers) / sum(done) * 1_000,
         min(done) * len(done) / sum(done),
         len(table.snapshots()),
+        start - begin,
+        elapsed,
+        os.getloadavg()[0],
     )
 
 
@@ -202,37 +233,35 @@ def work(library: str, kind: str, place: str, seconds: float, threads: int) -> N
 def show(runs: list[Run]) -> None:
     """Print the best round of each contender."""
     table = Table("appends", "catalog", "version", "processes x threads", "snapshots")
-    for name in ("batches/s", "longest, s", "CPU, ms", "fewest", "lost"):
+    for name in runs[0].figures:
         table.add_column(name, justify="right")
     for contender in dict.fromkeys(run.contender for run in runs):
         best = max((run for run in runs if run.contender == contender), key=lambda run: run.batches)
-        who = [contender.library, contender.kind, str(contender.version)]
-        sizes = [f"{contender.processes} x {contender.threads}", "shared" if contender.shares else "own"]
-        figures = [
-            f"{best.batches:.1f}",
-            f"{best.longest:.2f}",
-            f"{best.cpu:.1f}",
-            f"{best.fewest:.2f}",
-            str(best.lost),
-        ]
-        table.add_row(*who, *sizes, *figures)
-    Console(width=120).print(table)
+        table.add_row(*contender.texts, *best.figures.values())
+    Console(width=140).print(table)
 
 
 @click.command()
 @click.option("--worker", nargs=5, type=str, help="What a process does; for this benchmark itself.")
 @click.option("--seconds", default=8.0, show_default=True, help="How long each contender appends.")
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--only", default="", help="Measure the contenders whose description contains this text.")
+@click.option("--only", default="", help="Measure the contenders whose printed description matches this expression.")
 def main(worker: tuple[str, ...], seconds: float, rounds: int, only: str) -> None:
     """Measure appends of batches of ten rows."""
     if worker:
         library, kind, place, worker_seconds, threads = worker
         work(library, kind, place, float(worker_seconds), int(threads))
         return
-    chosen = [contender for contender in contenders() if only in str(contender)]
+    chosen = [contender for contender in contenders() if re.search(only, ", ".join(contender.texts))]
+    if not chosen:
+        raise click.UsageError(f"no contender's description matches {only!r}")
+    runs = []
     with rest_server((BUILD / "batches" / "rest").as_uri()) as rest:
-        runs = [measured(contender, seconds, rest) for _ in range(rounds) for contender in chosen]
+        for _ in range(rounds):
+            for contender in chosen:
+                runs.append(run := measured(contender, seconds, rest))
+                texts = (f"{name} {figure}" for name, figure in run.figures.items())
+                click.echo(f"{', '.join(contender.texts)}: {'; '.join(texts)}")
     show(runs)
     write_runs(BUILD, "batches", runs)
 

@@ -1,6 +1,7 @@
-"""Equality deletes of random partitions and of the whole table against a model that asks each of them for each file.
+"""Deletes of random partitions and of the whole table against a model that asks each of them for each file.
 
-Plans take a group of them as a whole where its extremes allow it; here they do for a part of the files.
+Plans by Spark take a group of them as a whole where its extremes allow it; here they do for a part of the files. Plans
+by the driver match deletes once for all files that share them; here some files of a partition do.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
+import sparkmeta as sm
 from sparkmeta.expr import sql
 from sparkmeta.plan.deletes import attach, groups
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 from tests.plan.test_deletes import deletes
@@ -85,50 +88,80 @@ class Model:
     def add(self, content: int, spec_id: int, *entries: dict[str, Any]) -> None:
         self.added.setdefault((content, spec_id), []).extend(entries)
 
-    def stats(self) -> Stats:
+    def stats(self, known: float = 0.7) -> Stats:
         stats: Stats = {}
         for field_id in (LONG, DOUBLE):
             low, nulls = self.rng.randrange(30), self.rng.choice((0, 0, 0, 1, 10, None))
-            if self.rng.random() < 0.7:
+            if self.rng.random() < known:
                 stats[field_id] = (low, low + self.rng.choice((3, 20, 60)), nulls)
         return stats
 
-    def deletes(self, name: str, count: int, *compared: tuple[int, ...]) -> list[Delete]:
+    def deletes(self, name: str, count: int, *compared: tuple[int, ...], known: float = 0.7) -> list[Delete]:
         return [
-            Delete(f"{name}.{number}", self.rng.randrange(2, LATEST), self.rng.choice(compared), self.stats())
+            Delete(f"{name}.{number}", self.rng.randrange(2, LATEST), self.rng.choice(compared), self.stats(known))
             for number in range(count)
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
-        """Add four files with their deletes to a partition.
+        """Add eight files with their deletes to a partition.
 
         In some partitions, position deletes share a group with equality deletes, or form a group alone. Some files
-        have a vector, or position deletes of their own.
+        have a vector, or position deletes of their own. The last four files are copies of the others, and some of them
+        have no deletes of their own. The first partition has the value null, the last files are not partitioned.
         """
-        tuples = {"partition": {"part": f"p{number}"}}
+        spec_id, tuples = (0, {}) if number < 0 else (1, {"partition": {"part": f"p{number}" if number else None}})
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
-        of_partition = self.deletes(f"x:eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
-        of_partition = of_partition if EQUALITY in self.kinds else []
+        count, known = self.rng.choice((0, 0, 1, 2, 3)), self.rng.choice((0.7, 0))
+        of_partition = self.deletes(f"x:eq{number}", count, *self.rng.choice(most), known=known)
+        of_partition = of_partition if EQUALITY in self.kinds and spec_id else []
         sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
         sequences = sequences if POSITIONS in self.kinds else []
         positions = {f"x:pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
-        for place in range(4):
-            path, sequence, stats = f"file:///t/{number}.{place}", self.rng.randrange(1, 5), self.stats()
+        chosen = [(self.rng.randrange(1, 5), self.stats()) for _ in range(4)] * 2
+        for place, (sequence, stats) in enumerate(chosen):
+            path = f"file:///t/{number}.{place}"
             groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, of_partition))
             names = [delete.name for group in groups for delete in group if delete.applies(sequence, stats)]
             kind = self.rng.random()
             if kind < 0.2 and VECTORS in self.kinds:
-                self.add(1, 1, vector := deletion_vector(path, LATEST, **tuples))
+                self.add(1, spec_id, vector := deletion_vector(path, LATEST, **tuples))
                 names.append(vector["data_file"]["file_path"])
             else:
                 names += [name for name, of_name in positions.items() if of_name >= sequence]
             if kind > 0.8 and OF_FILES in self.kinds:
-                self.add(1, 1, position_deletes(f"x:of{number}.{place}", LATEST, referenced_data_file=path, **tuples))
+                scope = self.rng.choice(({"referenced_data_file": path}, path_bounds(path, path)))
+                self.add(1, spec_id, position_deletes(f"x:of{number}.{place}", LATEST, **scope, **tuples))
                 names.append(f"x:of{number}.{place}")
-            self.add(0, 1, data(path, sequence, **metrics(stats), **tuples))
+            self.add(0, spec_id, data(path, sequence, **metrics(stats), **tuples))
             self.expected[path] = names
-        self.add(1, 1, *(delete.entry(**tuples) for delete in of_partition))
-        self.add(1, 1, *(position_deletes(name, sequence, **tuples) for name, sequence in positions.items()))
+        self.add(1, spec_id, *(delete.entry(**tuples) for delete in of_partition))
+        # Bounds that differ drop no file.
+        bounds = [self.rng.choice(({}, path_bounds("file:///a", "file:///b"))) for _ in positions]
+        of_names = zip(positions.items(), bounds, strict=True)
+        self.add(1, spec_id, *(position_deletes(name, sequence, **of, **tuples) for (name, sequence), of in of_names))
+
+
+def path_bounds(lower: str, upper: str) -> dict[str, Any]:
+    """Stats of the paths in a position delete file."""
+    return {
+        name: [{"key": DELETE_FILE_PATH_ID, "value": path.encode()}]
+        for name, path in (("lower_bounds", lower), ("upper_bounds", upper))
+    }
+
+
+def random_table(folder: Path, seed: int, kinds: tuple[str, ...], partitions: int) -> tuple[HandmadeTable, Model]:
+    model, table = Model(random.Random(seed), frozenset(kinds)), HandmadeTable(folder)
+    known = model.rng.choice((0.7, 0))
+    everywhere = model.deletes("x:every", seed % 5 + 1, (LONG,), known=known) if EVERYWHERE in kinds else []
+    for number in range(-1, partitions - 1):
+        model.partition(number, everywhere)
+    model.add(1, 0, *(delete.entry() for delete in everywhere))
+    if EQUALITY in kinds:  # deletes that name no column are refused if all do
+        model.add(1, 1, equality_deletes("x:of nothing", LATEST, (LONG,), partition={"part": "without files"}))
+    for (content, spec_id), added in model.added.items():
+        if added:
+            table.add(content, spec_id, *added)
+    return table, model
 
 
 FEW, BROADCAST, BY_SPARK, MANY = "few", "broadcast", "by Spark", "many"
@@ -155,15 +188,23 @@ def test_random_groups(
         limit(monkeypatch, driver_deletes=-1)
     if size == MANY:
         limit(monkeypatch, broadcast_deletes=0)
-    model, table = Model(random.Random(seed), frozenset(kinds)), HandmadeTable(tmp_path)
-    everywhere = model.deletes("x:every", seed + 1, (LONG,)) if EVERYWHERE in kinds else []
-    for number in range(300 if soak else 40):
-        model.partition(number, everywhere)
-    model.add(1, 0, *(delete.entry() for delete in everywhere))
-    for (content, spec_id), added in model.added.items():
-        if added:
-            table.add(content, spec_id, *added)
+    table, model = random_table(tmp_path, seed, kinds, 300 if soak else 40)
     assert deletes(table, spark) == model.expected
+
+
+@pytest.mark.parametrize("kinds", [KINDS, *((kind,) for kind in KINDS), (POSITIONS, OF_FILES), (EQUALITY, EVERYWHERE)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_random_groups_without_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], alike: bool, soak: bool
+) -> None:
+    """Without `alike`, the keys of all partitions and files are equal."""
+    if not alike:
+        monkeypatch.setattr(groups, "_hash", lambda _: sql.lit(1).cast("bigint"))
+    for seed in range(200 if soak else 4):
+        table, model = random_table(tmp_path / str(seed), seed, kinds, 20 if alike else 4)
+        planned = sm.load_table(table.write()).scan().arrow.plan_files().to_pylist()
+        paths = {row["file_path"]: [delete["file_path"] for delete in row["deletes"]] for row in planned}
+        assert paths == model.expected, f"seed {seed}"
 
 
 @pytest.mark.parametrize("place", [(1, {"partition": {"part": "x:x"}}), (0, {})])

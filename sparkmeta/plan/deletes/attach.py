@@ -16,6 +16,7 @@ from functools import partial, reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -58,13 +59,15 @@ from sparkmeta.plan.deletes.rules import (
     consistent,
     data_view,
     delete_struct,
+    has_stats,
     may_share_values,
+    partition_key,
 )
 from sparkmeta.plan.filter import DELETES, deletes_type, no_deletes, public_delete, shown_deletes
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -208,12 +211,50 @@ def _attach_on_driver(data: pa.Table, deletes: DeleteEntries, entries: pa.Table,
     if pairs > state.access.limit(costs.COSTS.driver_pairs):
         return None
     refuse_second_dvs(rows_of_groups)
-    rows = data
+    shared = _files_that_share(data, places, rows_of_groups, deletes, state)
+    rows = data if shared is None else data.take(shared[0])
     for scope, place in places.items():
-        rows = rows.append_column(scope, grouped.take(place))
+        rows = rows.append_column(scope, grouped.take(place if shared is None else place.take(shared[0])))
     consistent_rows = evaluate.where(rows, _consistent(groups.scopes, deletes, state))
-    attached = evaluate.with_columns(consistent_rows, shown_deletes(_applied_members(deletes, state, groups.scopes)))
-    return attached.drop_columns([*groups.scopes])
+    attached = evaluate.values(consistent_rows, _applied_members(deletes, state, groups.scopes))
+    return data.append_column(DELETES, attached if shared is None else attached.take(shared[1]))
+
+
+def _files_that_share(
+    data: pa.Table, places: Mapping[str, pa.Array], groups: pa.Table, deletes: DeleteEntries, state: TableState
+) -> tuple[pa.Array, pa.Array] | None:
+    """Find the data files to which the same deletes apply, so that these are matched once.
+
+    They have the same partition and sequence number. Files that have deletes of their own, or equality deletes that
+    stats may rule out, share with no other file.
+
+    Args:
+        data: the data entries.
+        places: for each scope, the row of `groups` that has the deletes of a data entry.
+        groups: all groups of deletes.
+        deletes: all deletes.
+        state: the table.
+
+    Returns:
+        The row of a data entry for each kind of files, and the number of the kind for each data entry; None if no file
+        shares.
+    """
+    shared_places = [place for scope, place in places.items() if scope != OF_FILE]
+    if not shared_places:
+        return None
+
+    def is_compared(delete: Sql) -> Sql:
+        ids = compared_ids(deletes, state)
+        return reduce(or_, (compares(delete, each) & has_stats(delete, each) for each in ids), sql.lit(False))
+
+    are_compared = evaluate.values(groups, sql.exists(sql.col(GROUP), is_compared))
+    flags = [pc.fill_null(are_compared.take(place), False) for place in shared_places]
+    is_alone = reduce(pc.or_, [*flags, *([places[OF_FILE].is_valid()] if OF_FILE in places else [])])
+    if pc.all(is_alone).as_py():
+        return None
+    numbers = pc.if_else(is_alone, pa.array(np.arange(len(data))), pa.scalar(None, pa.int64()))
+    alike = [sql.col(SEQUENCE), *([partition_key(state)] if OF_PARTITION in places else [])]
+    return evaluate.numbered_groups([numbers, *(evaluate.values(data, value) for value in alike)], len(data))
 
 
 def _join(

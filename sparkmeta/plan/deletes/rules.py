@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -50,6 +50,18 @@ def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
     if _is_ordered(kind):
         are_disjoint = are_disjoint | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
     return both_null | ~are_disjoint
+
+
+def has_stats(delete: Sql, field_id: int) -> Sql:
+    """Return whether an equality delete has stats of a column. Without them, `may_share_values` is true for all files.
+
+    Args:
+        delete: a delete of a group.
+        field_id: the column.
+    """
+    stats = delete[CONTENT_STATS][str(field_id)]
+    names = ("lower_bound", "upper_bound", "value_count", "null_value_count")
+    return reduce(or_, (stats[name].isNotNull() for name in names))
 
 
 def data_stats(field_id: int) -> Sql:
