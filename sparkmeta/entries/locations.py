@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
@@ -24,7 +25,9 @@ def resolved(values: pa.Array, locations: Locations, file: str, field: str) -> p
     if pa.types.is_dictionary(values.type):
         dictionary = resolved(values.dictionary, locations, file, field)
         return values if dictionary is values.dictionary else pa.DictionaryArray.from_arrays(values.indices, dictionary)
-    if _all(pc.starts_with(values, locations.folder)):
+    # To compare prefixes takes a tenth of the time of a regular expression.
+    scheme = re.match(SCHEME, values[0].as_py() or "") if len(values) else None
+    if _all(pc.starts_with(values, locations.folder)) or (scheme and _all(pc.starts_with(values, scheme.group()))):
         return values
     if locations.relative is not None and _all(is_relative(values)):
         return pc.binary_join_element_wise(locations.relative, values, "").cast(values.type)

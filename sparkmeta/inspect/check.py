@@ -76,6 +76,7 @@ from sparkmeta.storage.reading import with_content
 if TYPE_CHECKING:
     from sparkmeta.entries.relation import Relation
     from sparkmeta.expr.sql import Aliased, Sql
+    from sparkmeta.session import MapFunction
     from sparkmeta.snapshot.state import TableState
 
 
@@ -210,6 +211,12 @@ class CheckedTree:
         if self.on_driver:
             return [reader.physical_table(manifests, projection)]
         return reader.physical_frames(manifests, projection)
+
+    def violations(self, leaves: pa.Table, projection: EntryProjection, function: MapFunction) -> Sequence[Relation]:
+        """Return the violations that a function finds in physical entries of leaves."""
+        if self.on_driver:
+            return [mapped(entries, function, VIOLATIONS) for entries in self.physical(leaves, projection)]
+        return self.state.reader.map_physical(leaves, projection, function, VIOLATIONS)
 
     def physical_entries(self, manifests: pa.Table) -> Relation:
         """Return every physical entry of leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
@@ -756,8 +763,8 @@ def _entries_with_broken_fields(tree: CheckedTree, rule: str) -> Iterator[Relati
     leaves = tree.manifests.filter(tree.tree.has_tree_layout(tree.manifests))
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
     specs, columns = frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields)
-    for entries in tree.physical(leaves, EntryProjection.of(_MATRIX)):
-        yield mapped(entries, partial(_broken_fields, rule, paths, specs, columns), VIOLATIONS)
+    function = partial(_broken_fields, rule, paths, specs, columns)
+    yield from tree.violations(leaves, EntryProjection.of(_MATRIX), function)
 
 
 def _broken_fields(
@@ -779,8 +786,7 @@ def _entries_with_inverted_bounds(tree: CheckedTree, rule: str) -> Iterator[Rela
     types, leaves = tree.state.types.stats_types, tree.manifests
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
     projection = replace(EntryProjection.of(("location",), None, types), as_written=True)
-    for entries in tree.physical(leaves, projection):
-        yield mapped(entries, partial(_inverted_bounds, rule, paths, types), VIOLATIONS)
+    yield from tree.violations(leaves, projection, partial(_inverted_bounds, rule, paths, types))
 
 
 def _inverted_bounds(

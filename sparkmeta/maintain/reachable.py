@@ -15,6 +15,7 @@ from sparkmeta.entries.relation import (
     distinct,
     first,
     grouped,
+    head,
     mapped_together,
     matching,
     select,
@@ -68,8 +69,8 @@ if TYPE_CHECKING:
 #
 # Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
 # snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `reachable_tasks`
-# chooses the manifests that are likely to list such a file. The other manifests are read only if a data file would be
-# deleted otherwise.
+# chooses the manifests that are likely to list such a file; in trees, they are the leaves newer than an expired root.
+# The other manifests are read only if a data file would be deleted otherwise, or any file of a tree.
 
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
@@ -78,6 +79,10 @@ _ALL_CONTENTS = (LIST, ROOT, MANIFEST, MANIFEST_DV, *CONTENTS.values(), *_STATIS
 _DATA_KIND = 0
 _IS_READABLE = sql.col("content").isin([MANIFEST, ROOT]) & ~sql.col("removed")
 _HAS_LIVE = ~sql.col("has_live").eqNullSafe(False)
+# Maximum number of paths that are sent to tasks.
+_MOST_SENT = 1 << 17
+# An entry takes as little as 12 bytes of a leaf, and 300 bytes of the driver's memory.
+_LEAF_DENSITY = 8
 
 
 def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> Relation:
@@ -102,17 +107,16 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         manifests = computed(_listed(state, expired))
         if not content_files or first(manifests, _IS_READABLE & ~sql.col("retained")) is None:
             return computed(_unneeded(_of_metadata(state, manifests, expired)))
-        to_read = computed(_manifests_to_read(state, manifests))
+        to_read, other_manifests, contents = _manifests_to_read(state, manifests, expired)
         reached = union(_of_metadata(state, manifests, expired), _content_files(state, to_read, REACHED), state)
         unneeded = computed(_unneeded(reached))
-        other_manifests = where(
-            manifests, _IS_READABLE & _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND)
-        )
-        other_manifests = matching(other_manifests, _columns(to_read, ["path"]), {"path": "path"}, absent=True)
-        is_data = sql.col("content") == CONTENTS[ContentType.DATA]
-        if first(other_manifests) is None or first(unneeded, is_data) is None:
+        files = _columns(where(unneeded, sql.col("content").isin(contents)), ["path"])
+        most = state.access.limit(_MOST_SENT)
+        paths = head(files, most + 1).column("path")
+        if not len(paths) or first(other_manifests) is None:
             return unneeded
-        listed = _content_files(state, other_manifests, PATHS)
+        sought = sorted(paths.to_pylist()) if len(paths) <= most else None
+        listed = _content_files(state, other_manifests, PATHS, sought)
         return computed(matching(unneeded, listed, {"path": "path"}, absent=True))
 
 
@@ -185,11 +189,30 @@ def _chosen(values: Iterable[tuple[Sql, Any]]) -> Sql:
     return result.otherwise(None)
 
 
-def _manifests_to_read(state: TableState, manifests: Relation) -> Relation:
-    """Return the expired manifests, rows of `LISTED`, and the retained manifests that may share a file with them."""
+def _manifests_to_read(
+    state: TableState, manifests: Relation, expired: Collection[int]
+) -> tuple[Relation, Relation, list[str]]:
+    """Divide manifests, rows of `LISTED`, into those to read first, and those to read if files would be deleted.
+
+    Returns:
+        The expired manifests, with the retained manifests that are likely to share a file with them. The other retained
+        manifests that may do so. The contents of the files that the others may list.
+    """
     readable = where(manifests, _IS_READABLE)
     if state.has_trees:
-        return readable
+        # Leaves of one snapshot hardly list the same file. Files of its dropped leaves are in newer leaves, if in any.
+        snapshots = (snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in expired)
+        oldest = min(snapshot.sequence_number or 0 for snapshot in snapshots)
+        is_older = sql.col("retained") & (sql.col("first_listed") <= oldest).eqNullSafe(True)
+        return where(readable, ~is_older), where(readable, is_older), list(CONTENTS.values())
+    to_read = computed(_sharing(state, readable))
+    is_data = _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND)
+    others = matching(where(readable, is_data), _columns(to_read, ["path"]), {"path": "path"}, absent=True)
+    return to_read, others, [CONTENTS[ContentType.DATA]]
+
+
+def _sharing(state: TableState, readable: Relation) -> Relation:
+    """Return the expired manifests of lists, and the retained manifests that are likely to share a file with them."""
     with_files = where(readable, _HAS_LIVE)
     expired = distinct(where(with_files, ~sql.col("retained")), ["kind", "spec_id"]).to_pylist()
     of_kinds = where(with_files, sql.col("kind").isin({row["kind"] for row in expired}))
@@ -221,23 +244,32 @@ def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int
     return union(files, vectors, state)
 
 
-def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) -> Relation:
-    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. May run a job."""
+def _content_files(
+    state: TableState, manifests: Relation, schema: pa.Schema, sought: Sequence[str] | None = None
+) -> Relation:
+    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. May run a job.
+
+    Args:
+        sought: the sorted paths of the files to return; None for all files.
+    """
     trees = state.types.tree_types if state.has_trees else None
-    reader = ContentReader(task_reader(state), trees, state.types.locations, schema)
+    reader = ContentReader(task_reader(state), trees, state.types.locations, schema, sought)
     readable = where(manifests, _IS_READABLE)
-    return mapped_by_size(state, readable, reader, schema)
+    return mapped_by_size(state, readable, reader, schema, 1 if trees is None else _LEAF_DENSITY)
 
 
-def mapped_by_size(state: TableState, files: Relation, function: MapFunction, schema: pa.Schema) -> Relation:
+def mapped_by_size(
+    state: TableState, files: Relation, function: MapFunction, schema: pa.Schema, density: int = 1
+) -> Relation:
     """Apply a function to files with their `length`: few and small ones on the driver, others lazily in tasks.
 
     Args:
         function: opens the files itself, and yields batches of `schema`.
+        density: the number of entries for their length, compared with Avro manifests.
     """
     figures = {"count": sql.call("sum", 1), "size": sql.call("sum", sql.col("length"))}
     count, size = (number or 0 for number in totals(files, sql.named(figures)).values())
-    are_few, tasks = few_files(state, count, size), partial(read_tasks, files=count, size=size)
+    are_few, tasks = few_files(state, count, size * density), partial(read_tasks, files=count, size=size)
     return mapped_files(files, lambda _: function, schema, state, are_few=lambda _: are_few, tasks=tasks)
 
 
@@ -277,10 +309,9 @@ def _listed(state: TableState, expired: Collection[int]) -> Relation:
     rows = mapped_files(lists, lambda _: reader, LISTED, state, are_few=are_few, tasks=tasks)
     rows = union(rows, inline, state) if len(inline) else rows
     keys = ("content", "path", "dv", "removed")
-    other_columns = [name for name in LISTED.names if name not in keys]
-    aggregates = [
-        sql.call("max" if name == "retained" else "first", sql.col(name)).alias(name) for name in other_columns
-    ]
+    functions = {"retained": "max", "first_listed": "min"}
+    others = [name for name in LISTED.names if name not in keys]
+    aggregates = [sql.call(functions.get(name, "first"), sql.col(name)).alias(name) for name in others]
     return _columns(grouped(rows, sql.columns(*keys), aggregates), LISTED.names)
 
 

@@ -22,8 +22,9 @@ from sparkmeta.expr.bounds import ANY
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked_entries
 from sparkmeta.manifests.placement import mapped_files
+from sparkmeta.manifests.v4.decode import SoughtValues
 from sparkmeta.manifests.v4.iceberg_layout import VECTORS
-from sparkmeta.manifests.v4.layout import TreeTypes, is_tree_manifest
+from sparkmeta.manifests.v4.layout import TreeTypes, is_tree_manifest, open_manifest
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, in_files, read_root, version
 from sparkmeta.progress import progress
 from sparkmeta.session import read_tasks
@@ -167,6 +168,7 @@ LISTED = pa.schema(
         pa.field("content", pa.string()),
         pa.field("path", pa.string()),
         pa.field("retained", pa.bool_()),
+        pa.field("first_listed", pa.int64()),  # the sequence number of the first snapshot that lists it
         pa.field("length", pa.int64()),
         pa.field("spec_id", pa.int32()),
         pa.field("sequence_number", pa.int64()),
@@ -222,8 +224,11 @@ class ListReader:
             for row, data in read_ahead(batch.to_pylist(), self._read, lambda _: _LIST_BYTES):
                 if data is None:
                     yield listed(MISSING, {"path": [row["location"]]}, retained=False)
-                else:
-                    yield from self._rows(data, row)
+                    continue
+                sequence = pa.scalar(row["sequence_number"], pa.int64())
+                place = LISTED.get_field_index("first_listed")
+                for rows in self._rows(data, row):
+                    yield rows.set_column(place, LISTED.field(place), pa.repeat(sequence, len(rows)))
 
     def _read(self, row: Mapping[str, Any]) -> bytes | None:
         return _unless_missing(row, lambda: self.reader.read(row["location"]))
@@ -310,12 +315,14 @@ class ContentReader:
     Attributes:
         locations: resolves the locations in manifests.
         schema: the columns of `REACHED` to return.
+        sought: the sorted paths of the files to return; None for all files.
     """
 
     reader: ExecutorReader
     trees: TreeTypes | None
     locations: Locations
     schema: pa.Schema
+    sought: Sequence[str] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the live files of manifests, rows of `LISTED`, as `schema`.
@@ -347,9 +354,10 @@ class ContentReader:
     def _entries(self, data: Data, row: Mapping[str, Any], dv: Mapping[str, Any] | None) -> Iterator[pa.RecordBatch]:
         """Yield the entries of a manifest, then the deletion vectors in entries of data files."""
         part = _part(row)
-        formats = [part["file_format"]]
-        if self.trees is not None and formats == ["PARQUET"] and not isinstance(data, Windows):
-            formats += [VECTORS] if is_tree_manifest(data, row["path"]) else []
+        path, formats = row["path"], [part["file_format"]]
+        may_be_tree = self.trees is not None and formats == ["PARQUET"]
+        if may_be_tree and not isinstance(data, Windows) and is_tree_manifest(data, path):
+            formats = ["PARQUET", VECTORS] if self._may_list_sought(data, path) else [VECTORS]
         for file_format in formats:
             batches = decode(data, part | {"file_format": file_format}, self._projection, self.trees, self.locations)
             if dv is None:
@@ -358,6 +366,21 @@ class ContentReader:
             table = pa.Table.from_batches(batches, self._projection.schema)
             yield from unmasked_entries(table, dv, some=file_format == VECTORS).to_batches()
 
+    def _may_list_sought(self, data: bytes | memoryview, location: str) -> bool:
+        """Return whether a tree manifest may list a sought file, by the bounds of its row groups."""
+        if self.sought is None:
+            return True
+        with open_manifest(pa.BufferReader(data), location) as manifest:
+            return bool(self._sought_values.groups(manifest))
+
+    @cached_property
+    def _sought_values(self) -> SoughtValues:
+        return SoughtValues(_SOURCES["path"], self.sought or (), self.locations)
+
+    @cached_property
+    def _sought_array(self) -> pa.Array:
+        return pa.array(self.sought, pa.string())
+
     @cached_property
     def _projection(self) -> EntryProjection:
         names = (_SOURCES[name] for name in self.schema.names if name in _SOURCES)
@@ -365,6 +388,8 @@ class ContentReader:
 
     def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
         live_entries = entries.filter(is_live(entries))
+        if self.sought is not None:
+            live_entries = live_entries.filter(pc.is_in(live_entries.column(_SOURCES["path"]), self._sought_array))
         columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live_entries))}
         for name in _SOURCES.keys() & self.schema.names:
             columns[name] = live_entries.column(_SOURCES[name])

@@ -298,6 +298,15 @@ class ManifestReader:
             return local_frame(self.spark, schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
+    def map_physical(
+        self, leaves: pa.Table, projection: EntryProjection, function: MapFunction, schema: pa.Schema
+    ) -> list[DataFrame]:
+        """Apply a function to every entry of a tree's leaves, as `physical_frames` has them; see `map_entries`."""
+        if self.access.tasks is None:
+            return [map_arrow(frame, function, schema) for frame in self.physical_frames(leaves, projection)]
+        apply = partial(_apply, partial(self.decoder(Placement.TASKS).decode_parts, projection), function)
+        return [map_by_tasks(self.spark, self.parts(leaves, projection), apply, schema)] if len(leaves) else []
+
     def task_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
         """Return the parts of manifests for tasks, with `MASK` if they are a tree's."""
         parts = self.parts(manifests, projection, split=True)

@@ -88,11 +88,17 @@ class Bench:
         return self.spark.range(1).selectExpr(path)
 
     def new_files(self, count: int) -> DataFrame:
+        """Return files whose bounds no filter of `growth` selects: their columns, except the partition's, are -1."""
         part = "'p00075'" if isinstance(self.growth, ManyManifests) else self.where("one partition").split("=")[1]
         path = "concat('file:///warehouse/growth/data/new/', uuid(), '.parquet') AS file_path"
+        bounds = {2: f"X'{'FF' * 8}'"} | ({} if isinstance(self.growth, ManyManifests) else {3: f"X'{'FF' * 4}'"})
         columns = (
             path, "'parquet' AS file_format", "0 AS spec_id", "1L AS record_count",
             f"named_struct('part', {part}) AS partition", "1L AS file_size_in_bytes",
+            f"map({', '.join(f'{column}, 1L' for column in bounds)}) AS value_counts",
+            f"map({', '.join(f'{column}, 0L' for column in bounds)}) AS null_value_counts",
+            *(f"map({', '.join(f'{column}, {bound}' for column, bound in bounds.items())}) AS {name}"
+              for name in ("lower_bounds", "upper_bounds")),
         )  # fmt: skip
         return self.spark.range(count).selectExpr(*columns)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,7 +61,11 @@ def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
     assert table.check().columns == ["rule", "location", "value", "problem"]
     with configured(spark, BY_SPARK):
         plan = optimized_plan(table.refresh().check())
-    outer = [line for line in plan.splitlines() if "Join LeftOuter" in line]
+    lines = plan.splitlines()
+    mapped = [below for line, below in pairwise(lines) if "MapInArrow" in line]
+    assert mapped
+    assert not [below for below in mapped if "LocalRelation" not in below], "the tasks open leaves themselves"
+    outer = [line for line in lines if "Join LeftOuter" in line]
     assert outer
     assert not [line for line in outer if "leftHint" in line], "Spark warns of hints that it can't follow"
 

@@ -373,6 +373,31 @@ def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path
     assert any("removed" in path for path in reachable.column("path").to_pylist())
 
 
+def test_an_older_leaf_is_opened_only_if_files_would_be_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    tree = TreeTable(tmp_path)
+    removed, older = tree.leaf("removed", data("x:d1")), tree.leaf("older", data("x:d2"), data("x:d3"))
+    tree.snapshot(added=[removed, older])
+    newer = tree.leaf("newer", data("x:d1"))
+    tree.snapshot(added=[newer], existing=[older])
+    dropped = tree.leaf("dropped", data("x:d2"), data("x:d4"))
+    tree.snapshot(added=[dropped], existing=[newer, older])
+    tree.snapshot(existing=[newer, older])
+    state = tree.load(spark).state
+
+    def files(*expired: int) -> set[str]:
+        unneeded = unreachable_files(state, expired)
+        assert isinstance(unneeded, pa.Table)
+        return {path for path in unneeded.column("path").to_pylist() if path.startswith("x:")}
+
+    assert files(1, 2, 3) == {"x:d4"}
+    location = local_path(older.row["location"])
+    moved = Path(location).rename(f"{location}.away")
+    assert files(1) == set()
+    with pytest.raises(NotFoundError, match="older"):
+        files(1, 2, 3)
+    moved.rename(location)
+
+
 def cleaned(shop: Workshop, *, by_java: bool) -> sm.Table:
     """Return the table after Java or sparkmeta expired everything that the current snapshot does not need."""
     if by_java:

@@ -266,6 +266,37 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
 
 
 @dataclass(frozen=True)
+class SoughtValues:
+    """Values of a column that leaves are searched for. Picklable.
+
+    Attributes:
+        column: a text field of the content entry: `location` or `referenced_file`.
+        values: the values to find, sorted and distinct.
+        locations: resolves the locations in leaves.
+    """
+
+    column: str
+    values: Sequence[str]
+    locations: Locations
+
+    @cached_property
+    def spellings(self) -> list[str]:
+        """The values in the spellings that leaves may have, sorted."""
+        return sorted({*self.values, *map(self.locations.relativize, self.values)})
+
+    def groups(self, manifest: OpenManifest) -> list[int]:
+        """Return the row groups that may hold a value, by their bounds."""
+        return [group for group in range(manifest.row_groups) if self._may_hold(manifest, group)]
+
+    def _may_hold(self, manifest: OpenManifest, group: int) -> bool:
+        bounds = manifest.bounds(group, self.column)
+        if bounds is None:
+            return True
+        index = bisect_left(self.spellings, bounds[0])
+        return index < len(self.spellings) and self.spellings[index] <= bounds[1]
+
+
+@dataclass(frozen=True)
 class LeafSearch:
     """A search for unmasked entries of leaves by the values of a column. Picklable.
 
@@ -298,8 +329,7 @@ class LeafSearch:
         vectors = unit["file_format"] == VECTORS
         file = pa.PythonFile(source, "r")
         with open_manifest(file, unit["location"], coalesce=True, vectors=vectors) as manifest:
-            groups = [group for group in range(manifest.row_groups) if self._may_hold(manifest, group)]
-            rows, ordinals = self._matching(manifest, groups)
+            rows, ordinals = self._matching(manifest, self._sought.groups(manifest))
         mask = self.masks.get(unit["manifest"])
         if len(ordinals) and mask is not None:
             unmasked = ~mask_flags(mask, self.files)[ordinals]
@@ -312,23 +342,15 @@ class LeafSearch:
         return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.types)
 
     @cached_property
-    def _spellings(self) -> list[str]:
-        """The values in the spellings that leaves may have, sorted."""
-        return sorted({*self.values, *map(self.locations.relativize, self.values)})
-
-    def _may_hold(self, manifest: OpenManifest, group: int) -> bool:
-        bounds = manifest.bounds(group, self.column)
-        if bounds is None:
-            return True
-        index = bisect_left(self._spellings, bounds[0])
-        return index < len(self._spellings) and self._spellings[index] <= bounds[1]
+    def _sought(self) -> SoughtValues:
+        return SoughtValues(self.column, self.values, self.locations)
 
     def _matching(self, manifest: OpenManifest, groups: list[int]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         """Return the matching rows of `tree_schema` and their ordinals.
 
         Other columns are read only from row groups with a match.
         """
-        values = pa.array(self._spellings, pa.string())
+        values = pa.array(self._sought.spellings, pa.string())
         matches: dict[int, np.ndarray[Any, Any]] = {}
         for group in groups:
             column = whole(manifest.rows([group], {}, {self.column}).column(self.column))
