@@ -250,7 +250,7 @@ def _content_files(
     """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. May run a job.
 
     Args:
-        sought: the sorted paths of the files to return; None for all files.
+        sought: the sorted paths of the files to return, possibly among others; None for all files.
     """
     trees = state.types.tree_types if state.has_trees else None
     reader = ContentReader(task_reader(state), trees, state.types.locations, schema, sought)

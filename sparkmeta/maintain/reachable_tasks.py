@@ -315,7 +315,7 @@ class ContentReader:
     Attributes:
         locations: resolves the locations in manifests.
         schema: the columns of `REACHED` to return.
-        sought: the sorted paths of the files to return; None for all files.
+        sought: the sorted paths of the files to return, possibly among others; None for all files.
     """
 
     reader: ExecutorReader
@@ -388,7 +388,8 @@ class ContentReader:
 
     def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
         live_entries = entries.filter(is_live(entries))
-        if self.sought is not None:
+        # Each call hashes all paths, which takes longer than to return a few rows.
+        if self.sought is not None and len(live_entries) * _HASHED_PATHS >= len(self.sought):
             live_entries = live_entries.filter(pc.is_in(live_entries.column(_SOURCES["path"]), self._sought_array))
         columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live_entries))}
         for name in _SOURCES.keys() & self.schema.names:
@@ -398,6 +399,8 @@ class ContentReader:
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
 
+# The number of paths that are hashed in the time to return a row.
+_HASHED_PATHS = 10
 _CONTENT_NAMES = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
 
 
