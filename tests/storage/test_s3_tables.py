@@ -149,7 +149,8 @@ def test_a_serverless_session(
     orphans = expired.maintenance.remove_orphan_files(older_than=later, force=True)
     assert orphans.commit().files == orphans.summary().files == {"data": 1}
     (leaf, *_) = [row.path for row in expired.inspect.manifests().collect()]
-    newest = commit(expired, "append", replaced.withColumn("file_path", F.lit(f"{warehouse}/third.parquet")))
+    third = replaced.withColumn("file_path", F.lit(f"{warehouse}/third.parquet"))
+    newest = commit(commit(expired, "append", third), "delete", third)
     store.delete(leaf)
     with pytest.raises(sm.NotFoundError, match=leaf):
         newest.maintenance.expire_snapshots(older_than=later).commit()
