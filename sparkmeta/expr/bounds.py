@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.expr.variants import bounds_of_field
+
 if TYPE_CHECKING:
     from decimal import Decimal
 
@@ -421,8 +423,6 @@ class BoundTest:
     def _values(self, columns: Columns, source: Source) -> pa.Array | None:
         if not self.path:
             return columns(source, self.field_id, self.type_name)
-        from sparkmeta.expr.variants import bounds_of_field  # few filters use variants
-
         variants = columns(source, self.field_id, "variant")
         return None if variants is None else as_numbers(bounds_of_field(variants, self.path, self.type_name))
 

@@ -19,6 +19,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.expr.arrays import compact_lists, indices_where, kept_rows, uuid_bytes, uuid_texts, whole
 from sparkmeta.expr.bounds import as_numbers, bound_arrow_type
 from sparkmeta.expr.sql import Aliased, Sql
+from sparkmeta.expr.variants import bounds_of_field, extracted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -634,18 +635,6 @@ def _translate(rows: _Rows, values: Sql, characters: Sql, replacements: Sql) -> 
     return translated.take(encoded.indices)
 
 
-def _variant_field(rows: _Rows, variants: Sql, path: Sequence[bytes], kind: str) -> Values:
-    from sparkmeta.expr.variants import extracted  # few expressions use variants
-
-    return extracted(rows.array(variants), path, kind)
-
-
-def _bound_of_field(rows: _Rows, bounds: Sql, path: str, kind: str) -> Values:
-    from sparkmeta.expr.variants import bounds_of_field
-
-    return bounds_of_field(rows.array(bounds), path, kind)
-
-
 def _hex(values: pa.Array) -> pa.Array:
     binary = pa.concat_arrays([values.cast(pa.binary())])
     offsets = np.frombuffer(binary.buffers()[1], np.int32)[binary.offset : binary.offset + len(binary) + 1]
@@ -834,8 +823,8 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "substring": _substring,
     "translate": _translate,
     "by value": _by_value,
-    "variant field": _variant_field,
-    "bound of field": _bound_of_field,
+    "variant field": lambda rows, variants, path, kind: extracted(rows.array(variants), path, kind),
+    "bound of field": lambda rows, bounds, path, kind: bounds_of_field(rows.array(bounds), path, kind),
     "map part": _map_part,
     "array_join": _array_join,
     "to_json": _to_json,

@@ -37,8 +37,7 @@ from pyiceberg.types import (
 
 from sparkmeta.expr.bounds import AllOf, AnyOf, BoundTest
 from sparkmeta.expr.conditions import fold, prefix_end
-from sparkmeta.expr.predicate_terms import ShreddedReference
-from sparkmeta.expr.variants import normalized_path
+from sparkmeta.expr.predicate_terms import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,10 +83,8 @@ def leaf_tests(leaf: BooleanExpression) -> tuple[BoundTest, ...]:
     if not isinstance(leaf, BoundPredicate) or (isinstance(leaf, BoundIn) and len(leaf.value_set) > IN_LIMIT):
         return ()
     waiver: Source | None = "lower_bound" if isinstance(leaf, BoundIn | BoundStartsWith) else None
-    reference = leaf.term.ref()
-    path = normalized_path(reference.path) if isinstance(reference, ShreddedReference) else ""
     return tuple(
-        BoundTest(_bound_of(limits), *_field(leaf), *limits, waiver if limits[0] else None, path)
+        BoundTest(_bound_of(limits), *_field(leaf), *limits, waiver if limits[0] else None, path_of(leaf))
         for limits in _ranges(leaf)
     )
 

@@ -21,10 +21,11 @@ from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType, Struc
 
 from sparkmeta.errors import InvalidArgumentError, InvalidFilterError, hint_at, shown
 from sparkmeta.expr.conditions import fold, junction_of
+from sparkmeta.expr.variants import normalized_path
 from sparkmeta.spec.functions import Function, VariantGet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyiceberg.expressions import BoundTerm
     from pyiceberg.partitioning import PartitionField
@@ -243,12 +244,15 @@ def transform_of(leaf: BooleanExpression) -> TransformReference | None:
 
 def has_transforms(bound: BooleanExpression) -> bool:
     """Return whether a bound filter has predicates on transforms, which are no functions."""
+    return _has(bound, lambda reference: not isinstance(reference.transform, Function))
 
-    def is_transform(leaf: BooleanExpression, _negated: bool) -> bool:
+
+def _has(bound: BooleanExpression, holds: Callable[[TransformReference], bool]) -> bool:
+    def of_leaf(leaf: BooleanExpression, _negated: bool) -> bool:
         reference = transform_of(leaf)
-        return reference is not None and not isinstance(reference.transform, Function)
+        return reference is not None and holds(reference)
 
-    return fold(bound, is_transform, lambda _, operands: any(operands))
+    return fold(bound, of_leaf, lambda _, operands: any(operands))
 
 
 def measured(bound: BooleanExpression, expressions: Mapping[tuple[int, str], int]) -> BooleanExpression:
@@ -278,16 +282,27 @@ class ShreddedReference(FieldReference):
     Args:
         reference: the function that extracts the field.
         function: this function.
+
+    Attributes:
+        path: the path of the field in bounds of variants.
     """
 
     def __init__(self, reference: TransformReference, function: VariantGet) -> None:
         field = reference.field.model_copy(update={"field_id": reference.source_id, "required": False})
         super().__init__(field, reference.accessor, reference.name)
-        self.path = function.path
+        self.path = normalized_path(function.path)
+
+
+def path_of(predicate: BoundPredicate) -> str:
+    """Return the path of the field of shredded variants that a predicate tests; empty if it tests a column."""
+    reference = predicate.term.ref()
+    return reference.path if isinstance(reference, ShreddedReference) else ""
 
 
 def on_columns(bound: BooleanExpression) -> BooleanExpression:
     """Return the inclusive projection of a bound filter without NOT to columns and fields of shredded variants."""
+    if not _has(bound, lambda _: True):
+        return bound
 
     def leaf_on_column(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
         reference = transform_of(leaf)

@@ -47,10 +47,9 @@ from sparkmeta.expr.conditions import (
 )
 from sparkmeta.expr.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.expr.predicate import COMPARISONS
-from sparkmeta.expr.predicate_terms import NO_FIELD, ShreddedReference
+from sparkmeta.expr.predicate_terms import NO_FIELD, path_of
 from sparkmeta.expr.sql import Sql
 from sparkmeta.expr.types import literal_array, spark_type, typed_literal
-from sparkmeta.expr.variants import normalized_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container
@@ -416,16 +415,14 @@ class _FilterStats:
     def __init__(self, stats: Callable[[int], FieldStats], record_count: Sql) -> None:
         self._stats = stats
         self._record_count = record_count
-        self._by_key: dict[tuple[int, str], ColumnStats] = {}
+        self._by_key: dict[tuple[int, str, str], ColumnStats] = {}
 
     def of(self, predicate: BoundPredicate) -> ColumnStats:
         """Return the stats of a predicate's column."""
-        reference = predicate.term.ref()
-        field = reference.field
+        field, path = predicate.term.ref().field, path_of(predicate)
         if field.field_id == NO_FIELD:
             return ColumnStats(UNKNOWN_STATS, self._record_count, field.field_type)
-        path = normalized_path(reference.path) if isinstance(reference, ShreddedReference) else ""
-        key = field.field_id, f"{path}: {field.field_type}" if path else ""
+        key = field.field_id, path, str(field.field_type)
         if key not in self._by_key:
             # Structs, lists and maps themselves have no stats.
             field_stats = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
@@ -435,7 +432,7 @@ class _FilterStats:
 
     def of_test(self, test: BoundTest) -> ColumnStats:
         """Return the stats of the column of a test."""
-        return self._by_key[test.field_id, f"{test.path}: {test.type_name}" if test.path else ""]
+        return self._by_key[test.field_id, test.path, test.type_name]
 
 
 def _of_field(stats: FieldStats, path: str, kind: IcebergType) -> FieldStats:

@@ -33,6 +33,7 @@ NULL: Final = b"\0"
 _PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
 _TRUE, _FALSE = b"\x04", b"\x08"
 TRUE_ID, BINARY_ID, STRING_ID, _UUID_ID = 1, 15, 16, 20
+INTEGER_IDS: Final = (3, 4, 5, 6)
 DECIMAL_IDS: Final = (8, 9, 10)
 OBJECT: Final = "object"
 ARRAY: Final = "array"
@@ -341,17 +342,20 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
 # -- Extract fields ---------------------------------------------------------------------------------------------------
 
 
-_INTEGER_IDS: Final = (3, 4, 5, 6)
 # The name of a type -> its type in bounds, and the ids of the values that are extracted as it.
 _EXTRACTED: Final[dict[str, tuple[pa.DataType, tuple[int | str, ...]]]] = {
     "boolean": (pa.bool_(), (TRUE_ID,)),
-    "long": (pa.int64(), _INTEGER_IDS),
-    "double": (pa.float64(), (*_INTEGER_IDS, *DECIMAL_IDS, *_FLOATS)),
+    "long": (pa.int64(), INTEGER_IDS),
+    "double": (pa.float64(), (*INTEGER_IDS, *DECIMAL_IDS, *_FLOATS)),
     "string": (pa.string(), (STRING_ID,)),
     "date": (pa.date32(), (11,)),
     "timestamptz": (pa.timestamp("us", "UTC"), (12,)),
     "timestamp": (pa.timestamp("us"), (13,)),
 }
+
+
+# What decoding raises for bytes that are no variant.
+_MALFORMED: Final = (LookupError, ValueError, struct.error)
 
 
 def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.Array:
@@ -398,10 +402,6 @@ def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
         except _MALFORMED:  # an unknown bound
             results.append(None)
     return _values_of(results, kind)
-
-
-# What decoding raises for bytes that are no variant.
-_MALFORMED: Final = (LookupError, ValueError, struct.error)
 
 
 def _extracted(value: bytes, names: VariantNames, path: Sequence[bytes], kind: str) -> Any:

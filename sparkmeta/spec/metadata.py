@@ -67,7 +67,7 @@ from sparkmeta.spec.view_metadata import is_view_json
 if TYPE_CHECKING:
     import uuid
 
-    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.partitioning import PartitionSpec
 
 __all__ = [
     "LAYOUT_REVISION",
@@ -111,11 +111,12 @@ def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMeta
     """
     by_key = expressions_by_key(metadata.expressions)
     added: list[Expression] = []
-    last_id = max([metadata.last_column_id, *_column_ids(metadata)])
+    last_id = _last_id(metadata)
     for key, partition_field in zip(spec_keys(spec), spec.fields, strict=True):
         if key not in by_key:
             last_id += 1
-            _check_stats_id(metadata, partition_field, last_id)
+            if not isinstance(partition_field.transform, IdentityTransform | VoidTransform):
+                _check_stats_id(metadata, f"partition field {partition_field.name}", last_id)
             sources, transform, partition_field_id, name = key
             by_key[key] = Expression(
                 expr_id=last_id,
@@ -136,12 +137,8 @@ def with_expression(metadata: TableMetadataV4, source_id: int, transform: str, n
     Raises:
         UnsupportedError: the id would be too large for content_stats.
     """
-    expr_id = max([metadata.last_column_id, *_column_ids(metadata)]) + 1
-    if expr_id > MAX_STATS_FIELD_ID:
-        raise UnsupportedError(
-            f"{metadata.location}: expression {name} would get id {expr_id}, and statistics support only ids up to "
-            f"{MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
-        )
+    expr_id = _last_id(metadata) + 1
+    _check_stats_id(metadata, f"expression {name}", expr_id)
     expression = Expression(expr_id=expr_id, source_ids=(source_id,), transform=transform, name=name)
     return metadata.model_copy(update={"expressions": [*metadata.expressions, expression], "last_column_id": expr_id})
 
@@ -165,11 +162,15 @@ def _column_ids(metadata: TableMetadataV4) -> set[int]:
     return {field_id for schema in metadata.schemas for field_id in schema.field_ids}
 
 
-def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, expr_id: int) -> None:
-    if expr_id > MAX_STATS_FIELD_ID and not isinstance(partition_field.transform, IdentityTransform | VoidTransform):
+def _last_id(metadata: TableMetadataV4) -> int:
+    return max([metadata.last_column_id, *_column_ids(metadata)])
+
+
+def _check_stats_id(metadata: TableMetadataV4, subject: str, expr_id: int) -> None:
+    if expr_id > MAX_STATS_FIELD_ID:
         raise UnsupportedError(
-            f"{metadata.location}: partition field {partition_field.name} would get id {expr_id}, and statistics "
-            f"support only ids up to {MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
+            f"{metadata.location}: {subject} would get id {expr_id}, and statistics support only ids up to "
+            f"{MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
         )
 
 

@@ -371,8 +371,7 @@ class Expression(KeepsJson):
     @property
     def function(self) -> Function | None:
         """The function of a virtual expression; None if it has another transform."""
-        is_virtual = self.partition_field_id is None and self.transform is not None
-        return function_of(self.transform) if is_virtual and self.transform is not None else None
+        return function_of(self.transform) if self.partition_field_id is None and self.transform else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expression) and self.__dict__ == other.__dict__

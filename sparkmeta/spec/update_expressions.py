@@ -68,7 +68,7 @@ class RemoveExpression:
         """
         tree = _tree(metadata)
         virtual = [expression for expression in tree.expressions if expression.partition_field_id is None]
-        if self.name not in (names := [expression.name or "" for expression in virtual]):
+        if self.name not in (names := [expression.name for expression in virtual if expression.name]):
             problem = f"there is no expression {shown(self.name)}{hint_at(self.name, names)}"
             raise InvalidChangeError(f"{tree.location}: {problem}")
         # Without its entry, the id would look like the id of a column whose schema has been removed.

@@ -182,7 +182,7 @@ def _functions(
     types: TableTypes, columns: Sequence[IcebergColumn], modes: Mapping[int, int]
 ) -> Iterator[MeasuredColumn]:
     """Yield the expressions with functions of columns. Their bounds are at least as long as by default."""
-    leaves = {leaf.id: leaf for leaf in metric_leaves(columns, defaultdict(int))}
+    leaves = {leaf.id: leaf for leaf in metric_leaves(columns, defaultdict(int))} if types.functions else {}
     for expr_id, (source, function, field) in types.functions.items():
         if (leaf := leaves.get(source)) is not None:
             value, length = function_value(function, sql.col(MEASURED)), max(modes[source], DEFAULT_LENGTH)

@@ -19,6 +19,7 @@ from sparkmeta.expr.variants import (
     ARRAY,
     DECIMAL_IDS,
     FILE_VARIANT,
+    INTEGER_IDS,
     NULL,
     OBJECT,
     TRUE_ID,
@@ -59,7 +60,6 @@ _TYPES: Final[dict[int, pa.DataType]] = {
     18: pa.timestamp("ns", "UTC"),
     19: pa.timestamp("ns"),
 }
-_INTEGERS: Final = (3, 4, 5, 6)
 
 
 # -- Choose the columns -----------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class _Observed:
         if kinds and kinds.issubset(DECIMAL_IDS):
             scale = min(self.scale, max(_MOST_DIGITS - self.digits, 0))
             return pa.decimal128(max(min(self.digits + self.scale, _MOST_DIGITS), 1), scale)
-        if kinds and kinds.issubset(_INTEGERS):
+        if kinds and kinds.issubset(INTEGER_IDS):
             return _TYPES[max(map(int, kinds))]
         return _TYPES.get(int(*kinds)) if len(kinds) == 1 else None
 
@@ -221,7 +221,7 @@ def _takes(kind: pa.DataType, value_kind: int | str) -> bool:
     if pa.types.is_decimal(kind):
         return value_kind in DECIMAL_IDS
     if pa.types.is_integer(kind):
-        return value_kind in _INTEGERS and bool(_TYPES[int(value_kind)].bit_width <= kind.bit_width)
+        return value_kind in INTEGER_IDS and bool(_TYPES[int(value_kind)].bit_width <= kind.bit_width)
     return isinstance(value_kind, int) and _TYPES.get(value_kind) == kind
 
 

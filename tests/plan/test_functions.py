@@ -506,7 +506,7 @@ def test_malformed_variants(tmp_path: Path) -> None:
 
 
 def test_texts_of_filters(tmp_path: Path) -> None:
-    """Calls with quoted names are shown as they are read. Long texts take no more than their length."""
+    """Filters with quoted names are shown in the form that is parsed. Long texts end."""
     table = new_table(tmp_path)
     for text in (
         "lower(\"a b\") = 'x'",
