@@ -39,6 +39,8 @@ from sparkmeta.expr.variants import FILE_VARIANT, VariantNames, bounds_of_field,
 from sparkmeta.spec.functions import EXTRACTED, Cased, VariantGet
 from sparkmeta.spec.schema import VariantType
 from tests.conftest import configured
+from tests.data_source.test_stream import Stream
+from tests.master_keys import NAME
 from tests.peers.java import Java
 from tests.peers.workshop import Workshop
 
@@ -389,6 +391,48 @@ def test_every_path(spark: SparkSession, tmp_path: Path, version: int, measured:
         assert {*scan.to_arrow().column("id").to_pylist()} == ids, text
         if measured:
             assert len(planned) == len({identifier // 3 for identifier in ids}), text
+
+
+@pytest.mark.parametrize("change", ["append", "delete"])
+@pytest.mark.parametrize(("version", "measured"), [(3, ()), (4, ()), (4, CALLS)], ids=["lists", "tree", "expressions"])
+def test_streams(tmp_path: Path, version: int, measured: tuple[str, ...], change: str) -> None:
+    """Streams of rows and of changes have the rows that a filter keeps."""
+    catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    properties = SHRED | {"write.delete.mode": "merge-on-read"}
+    properties |= {"write.tree.layout": "proposal"} if version == 4 else {}
+    table = catalog.create_table("db.t", Schema(*FIELDS), format_version=version, properties=properties)
+    table, _ = filled(with_expressions(table, *measured) if measured else table, ROWS)
+    if change == "delete":
+        table.delete("id IN (1, 4, 11)")
+    for text, ids in QUESTIONS.items():
+        stream = Stream(table.location(), filter=text, **({"table": "changelog"} if change == "delete" else {}))
+        changes = [(row[0], "INSERT") for row in stream.drain()]
+        expected = [(identifier, "INSERT") for identifier in ids]
+        if change == "delete":
+            kind = sm.DataSource(stream.options).schema().names.index("_change_type")
+            changes = [(row[0], row[kind].upper()) for row in stream.rows]
+            expected += [(identifier, "DELETE") for identifier in ids & {1, 4, 11}]
+        assert sorted(changes) == sorted(expected), text
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_encrypted_tables(tmp_path: Path, file_format: str) -> None:
+    """Encrypted columns are filtered as others. Encrypted Parquet files have no variants."""
+    store = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": tmp_path.as_uri()}
+    lake = sm.load_catalog("lake", type="sql", **store, **{"encryption.kms-impl": NAME})
+    lake.create_namespace("db")
+    properties = {"encryption.key-id": "master", "write.format.default": file_format}
+    fields = [field for field in FIELDS if file_format == "avro" or field.name != "v"]
+    table = lake.create_table("db.t", Schema(*fields), format_version=3, properties=properties)
+    for number, part in enumerate(ROWS):
+        table = table.append(arrow_rows(part, 3 * number).select([field.name for field in fields[:-1]]))
+    for text, ids in QUESTIONS.items():
+        if file_format == "avro" or "variant" not in text:
+            assert {*table.scan(text).to_arrow().column("id").to_pylist()} == ids, text
+            assert table.scan(text).count() == len(ids), text
+    table.delete("upper(s.n) IN ('X20', 'X22')")
+    assert table.refresh().scan("lower(name) >= 'name20'").count() == 4
 
 
 def planned(table: sm.Table, text: str) -> int:
