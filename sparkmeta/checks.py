@@ -94,9 +94,11 @@ def at_least(least: int) -> Rule:
     return Rule(f"a whole number of {least} or more", lambda value: is_whole(value) and value >= least)
 
 
-def between(least: int, most: int) -> Rule:
-    """Return the rule of whole numbers from `least` to `most`, both included."""
-    return Rule(f"a whole number from {least} to {most}", lambda value: is_whole(value) and least <= value <= most)
+def between(least: int, greatest: int) -> Rule:
+    """Return the rule of whole numbers from `least` to `greatest`, both included."""
+    return Rule(
+        f"a whole number from {least} to {greatest}", lambda value: is_whole(value) and least <= value <= greatest
+    )
 
 
 def one_of(*allowed: Any) -> Rule:

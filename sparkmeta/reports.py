@@ -109,11 +109,11 @@ class Outbox:
     When the process exits, it waits for them for a second.
 
     Args:
-        most: how many functions wait at most.
+        limit: how many functions wait at most.
     """
 
-    def __init__(self, most: int) -> None:
-        self._waiting: Queue[Callable[[], None]] = Queue(most)
+    def __init__(self, limit: int) -> None:
+        self._waiting: Queue[Callable[[], None]] = Queue(limit)
         self._lock = Lock()
         self._thread: Thread | None = None
 

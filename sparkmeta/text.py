@@ -84,18 +84,18 @@ def _columns(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def middle_out(text: str, most: int) -> str:
-    """Shorten a text to at most `most` columns in the middle, since the ends distinguish files."""
-    if columns(text) <= most:
+def middle_out(text: str, width: int) -> str:
+    """Shorten a text to at most `width` columns in the middle, since the ends distinguish files."""
+    if columns(text) <= width:
         return text
-    half = (most - 1) // 2
-    return f"{_taken(text, most - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
+    half = (width - 1) // 2
+    return f"{_taken(text, width - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
 
 
-def _taken(text: str, most: int) -> str:
+def _taken(text: str, width: int) -> str:
     taken = 0
     for index, char in enumerate(text):
         taken += _columns(char)
-        if taken > most:
+        if taken > width:
             return text[:index]
     return text

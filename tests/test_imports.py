@@ -36,6 +36,8 @@ BANNED_ATTRIBUTES = {
     "cache", "persist", "checkpoint", "foreachPartition", "toPandas", "mapInPandas", "applyInPandas",
 }  # fmt: skip
 BANNED_NAMES = {"RDD", "SparkContext", "pandas_udf"}
+# Names of variables, parameters, attributes and functions that would not say what they hold.
+VAGUE_NAMES = {"one", "found", "own", "made", "kept", "here", "most", "plain"}
 # The modules of PySpark that are in its reference. Others change between minor versions.
 PUBLIC_PYSPARK = {"pyspark"} | {
     f"pyspark.{name}" for name in ("errors", "logger", "sql", "sql.datasource", "sql.functions", "sql.types")
@@ -96,6 +98,16 @@ def banned_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
+def assigned(tree: ast.AST) -> Iterator[str]:
+    """The names that code gives to values."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
 def syntax_trees() -> Trees:
     """The syntax trees of the package's modules, by dotted names."""
     return {module_name(path): ast.parse(path.read_text()) for path in MODULES}
@@ -143,6 +155,11 @@ def test_only_what_pyspark_documents(trees: Trees) -> None:
     assert not private
 
 
+def test_names_say_what_they_hold(trees: Trees) -> None:
+    names = {f"{module}: {name}" for module, tree in trees.items() for name in assigned(tree) if name in VAGUE_NAMES}
+    assert not names
+
+
 def test_pandas_is_not_ours_to_import(trees: Trees) -> None:
     tops = {module: {name.partition(".")[0] for name in imports(tree)} for module, tree in trees.items()}
     assert not {module for module, names in tops.items() if names & {"pandas", "pytest"}}
@@ -164,3 +181,5 @@ def test_the_rules_are_rules() -> None:
     tree = ast.parse("if TYPE_CHECKING:\n    import a.b\ndef f():\n    from c import d\n    import e")
     assert imports(tree) == {"c.d", "e"}
     assert list(banned_names(ast.parse("functools.cache(f)\nspark.sparkContext"))) == [(2, "sparkContext")]
+    tree = ast.parse("class C:\n    a: int\n    def b(self, c):\n        self.d = e = f.g")
+    assert {*assigned(tree)} == {*"Cabcde", "self"}

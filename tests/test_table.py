@@ -121,11 +121,11 @@ LIMITS = {
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_that_java_does_not_read(spark: SparkSession, table: sm.Table, name: str) -> None:
-    value, most = LIMITS[name]
+    value, greatest = LIMITS[name]
     table = with_files(table, spark, "/data/a")
     with pytest.raises(sm.ValidationError) as caught:
         table.manage_snapshots().create_branch(table.snapshots()[0].snapshot_id, "b", **{name: value})
-    problem = f"{name} is {value}: expected a whole number from 1 to {most}"
+    problem = f"{name} is {value}: expected a whole number from 1 to {greatest}"
     assert str(caught.value) == f"{table.metadata.location}: {problem}"
 
 

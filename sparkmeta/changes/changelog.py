@@ -94,11 +94,11 @@ def read_changelog(changelog: Changelog, planned: Callable[[Iterable[PlannedFile
     planned([] if files is None else files.all_parts())
     if files is None:
         return empty_rows(rows)
-    compared, plain = files.all_parts(), []
+    compared, others = files.all_parts(), []
     if not changelog.net_changes:
-        compared, plain = files.parts(files.mixed_ordinals), files.parts(files.mixed_ordinals, invert=True)
+        compared, others = files.parts(files.mixed_ordinals), files.parts(files.mixed_ordinals, invert=True)
     read = rows_of_few if are_few(scan, files.all_parts()) else rows_of
-    frames = [read(rows, part) for part in plain]
+    frames = [read(rows, part) for part in others]
     if compared:
         whole_rows = replace(rows, projection=schema)
         changed = _ComparedRows(schema, union_of(whole_rows, [read(whole_rows, part) for part in compared]))

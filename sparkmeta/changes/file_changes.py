@@ -638,13 +638,13 @@ class EntryChanges:
         """Whether the driver reads all changes, so that `few_added` and `few_removed` can be used."""
         if self.state.access.driver is None or self.state.access.alone:
             return self.state.access.alone
-        listed, most = self._listed_manifests(MANIFESTS), MOST_ENTRIES
-        if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self.projection, most):
+        listed, allowed = self._listed_manifests(MANIFESTS), MOST_ENTRIES
+        if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self.projection, allowed):
             return False
         if self._newest is None or not self._leaves_to_open:
             return True
         leaves = self._leaf_manifests(sorted(self._leaves_to_open))
-        return self._newest.reader.fits_driver(leaves, most)
+        return self._newest.reader.fits_driver(leaves, allowed)
 
     def few_added(self, content: ContentType) -> pa.Table:
         """Return what `added` does as a table."""

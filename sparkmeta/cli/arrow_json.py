@@ -77,8 +77,8 @@ def _lists(values: pa.Array) -> Iterator[str]:
 
 def _times(values: pa.Array) -> Iterator[str]:
     in_utc = pa.types.is_timestamp(values.type) and values.type.tz is not None
-    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(values.type) else values
-    for text in plain.cast(pa.string()).to_pylist():
+    unzoned = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(values.type) else values
+    for text in unzoned.cast(pa.string()).to_pylist():
         yield (text or "").replace(" ", "T") + ("Z" if in_utc else "")
 
 

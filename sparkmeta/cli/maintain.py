@@ -194,8 +194,8 @@ class LineOption:
             flag = f"{self.flag}/{self.off_flag}" if self.default else self.flag
             return click.Option([flag, *names[1:]], is_flag=True, default=self.default, help=self.help)
         parse, metavar, is_repeatable = self.kind
-        plain: Any = parse if isinstance(parse, type) else Parsed(metavar.lower(), parse)
-        kind, shown = (click.Choice(self.choices), None) if self.choices else (plain, metavar)
+        parser: Any = parse if isinstance(parse, type) else Parsed(metavar.lower(), parse)
+        kind, shown = (click.Choice(self.choices), None) if self.choices else (parser, metavar)
         return click.Option(names, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
 
 

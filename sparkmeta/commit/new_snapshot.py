@@ -51,14 +51,14 @@ class LeafCounts:
     """
 
     created: int = 0
-    kept: int = 0
+    unchanged: int = 0
     replaced: int = 0
     entries: int | None = None
 
     def plus(self, other: LeafCounts) -> LeafCounts:
         """Return the sum of these counts and the other counts."""
         entry_counts = [count for count in (self.entries, other.entries) if count is not None]
-        counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
+        counts = (self.created + other.created, self.unchanged + other.unchanged, self.replaced + other.replaced)
         return LeafCounts(*counts, sum(entry_counts) if entry_counts else None)
 
 
@@ -87,7 +87,7 @@ def snapshot_summary(
         metrics,
         changed_partition_count=None if changed_partitions is None else len(changed_partitions),
         manifests_created=manifests.created,
-        manifests_kept=manifests.kept,
+        manifests_kept=manifests.unchanged,
         manifests_replaced=manifests.replaced,
         entries_processed=manifests.entries,
         properties={**properties, **(_REPLACE_PARTITIONS if replaces_partitions else {})},

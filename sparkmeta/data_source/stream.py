@@ -94,20 +94,20 @@ class StreamOptions(ReadOptions):
             raise InvalidArgumentError(
                 "start-snapshot-id and stream-from-timestamp each name a start: give one of them"
             )
-        _ = self.most, self.skipped, self.start_id, self.start_millis
+        _ = self.limits, self.skipped, self.start_id, self.start_millis
 
     @property
-    def most(self) -> dict[str, int]:
+    def limits(self) -> dict[str, int]:
         """The limits of a batch by what they limit: `files`, `rows` and `bytes`."""
         given = {"files": self.max_files, "rows": self.max_rows, "bytes": self.max_bytes}
-        most = {}
+        limits = {}
         for name, text in given.items():
             if text is not None:
                 full = f"streaming-max-{name}-per-micro-batch"
-                most[name] = whole(full, text)
-                if most[name] < 1:
+                limits[name] = whole(full, text)
+                if limits[name] < 1:
                     raise InvalidArgumentError(f"{full} is {shown(text)}: expected a whole number above 0")
-        return most
+        return limits
 
     @property
     def skipped(self) -> dict[str, bool]:
@@ -180,7 +180,7 @@ class Offset:
 class _Budget:
     """What a batch may still have. A batch has at least one unit."""
 
-    most: dict[str, int]
+    limits: dict[str, int]
     is_empty: bool = True
 
     def units(self, changes: SnapshotChanges, start: int) -> int:
@@ -191,10 +191,10 @@ class _Budget:
         }  # fmt: skip
         stop, together = start, len(changes) - start if changes.is_mixed else 1
         while stop < len(changes):
-            needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.most}
-            if not self.is_empty and any(needed[name] > left for name, left in self.most.items()):
+            needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.limits}
+            if not self.is_empty and any(needed[name] > left for name, left in self.limits.items()):
                 break
-            self.most = {name: left - needed[name] for name, left in self.most.items()}
+            self.limits = {name: left - needed[name] for name, left in self.limits.items()}
             self.is_empty = False
             stop += together
         return stop - start
@@ -295,8 +295,8 @@ class _Source:
             ValidationError: the batch would begin with a snapshot that a stream of rows can't read, or the changes
                 since the start are lost.
         """
-        end, most = start, self._options.most if limited else {}
-        budget, places = _Budget(most), [*self._places(start, end_id)]
+        end, limits = start, self._options.limits if limited else {}
+        budget, places = _Budget(limits), [*self._places(start, end_id)]
         if not places and start.from_millis is not None:
             return start if end_id is None else replace(start, snapshot_id=end_id)
         for step, first in places:
@@ -304,7 +304,7 @@ class _Source:
                 if end == start:
                     raise refusal
                 return end
-            changes = self._changes(step) if most else None
+            changes = self._changes(step) if limits else None
             if changes is not None:
                 position = first + budget.units(changes, first)
                 if position < len(changes):
@@ -444,8 +444,8 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """Return a limit, which stands for all limits of the options, or that there is none."""
         makers = {"files": limits.ReadMaxFiles, "rows": limits.ReadMaxRows, "bytes": limits.ReadMaxBytes}
-        for name, most in self._options.most.items():
-            return makers[name](most)
+        for name, limit in self._options.limits.items():
+            return makers[name](limit)
         return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

@@ -120,9 +120,9 @@ def broadcast(rows: Rows) -> Rows:
 
 def few(rows: Relation, source: HasAccess) -> pa.Table | None:
     """Return rows as a table; None if there are many, unless there is no Spark. For a DataFrame, runs a job."""
-    most = source.access.limit(FEW_ROWS)
-    first_rows = head(rows, most + 1)
-    return first_rows if len(first_rows) <= most else None
+    allowed = source.access.limit(FEW_ROWS)
+    first_rows = head(rows, allowed + 1)
+    return first_rows if len(first_rows) <= allowed else None
 
 
 def few_or_many(rows: Relation, source: HasAccess) -> Relation:

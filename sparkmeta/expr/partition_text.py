@@ -132,8 +132,8 @@ def _number(value: float, shortest: str) -> str:
         number = Decimal(f"{value:.1e}")
     number = number.normalize()
     if not number or -3 <= number.adjusted() < 7:
-        plain = f"{number:f}"
-        return plain if "." in plain else f"{plain}.0"
+        text = f"{number:f}"
+        return text if "." in text else f"{text}.0"
     sign, digits, _ = number.as_tuple()
     text = "".join(map(str, digits))
     return f"{'-' if sign else ''}{text[0]}.{text[1:] or '0'}E{number.adjusted()}"

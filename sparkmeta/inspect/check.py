@@ -671,11 +671,13 @@ def _miscounted_leaves(tree: CheckedTree, rule: str) -> Iterator[Relation]:
     )
     compared = beside(tree.leaves, counted, _LEAF, _PLACE)
 
-    def found(prefix: str) -> list[Aliased]:
+    def count_columns(prefix: str) -> list[Aliased]:
         return [sql.coalesce(sql.col(f"{prefix}{name}"), 0).alias(name) for name in ("records", *COUNTED.values())]
 
-    differs = reduce(or_, (left != right for left, right in zip(found(""), found("counted_"), strict=True)))
-    in_root, in_leaf = (sql.call("to_json", sql.struct(*found(prefix))) for prefix in ("", "counted_"))
+    differs = reduce(
+        or_, (left != right for left, right in zip(count_columns(""), count_columns("counted_"), strict=True))
+    )
+    in_root, in_leaf = (sql.call("to_json", sql.struct(*count_columns(prefix))) for prefix in ("", "counted_"))
     problem = sql.concat("the manifest's entries are ", in_leaf)
     yield _broken(rule, where(compared, differs), "path", in_root, problem)
 

@@ -218,9 +218,9 @@ def _excerpt(root: Root) -> _Excerpt:
     )
 
 
-def _first(places: Sequence[int], changed: Sequence[bool], most: int) -> list[int]:
-    """Return at most `most` of the places, preferring changed ones."""
-    return sorted(sorted(places, key=lambda place: not changed[place])[:most])
+def _first(places: Sequence[int], changed: Sequence[bool], limit: int) -> list[int]:
+    """Return at most `limit` of the places, preferring changed ones."""
+    return sorted(sorted(places, key=lambda place: not changed[place])[:limit])
 
 
 def _status(row: Mapping[str, Any]) -> Status:

@@ -100,8 +100,8 @@ def read_files(
 
 def few_files(state: TableState, files: int, size_in_bytes: int, rows: int = 0, most_rows: int = 0) -> bool:
     """Return whether files are few and small, and hold few rows, so that the driver opens them faster than tasks."""
-    most = MOST_REQUESTS if state.sessions.running() else MOST_REQUESTS_UNSTARTED
-    return files <= most and size_in_bytes <= state.settings.driver_manifest_bytes and rows <= most_rows
+    allowed = MOST_REQUESTS if state.sessions.running() else MOST_REQUESTS_UNSTARTED
+    return files <= allowed and size_in_bytes <= state.settings.driver_manifest_bytes and rows <= most_rows
 
 
 def _opened(driver: Files, rows: FileParser, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

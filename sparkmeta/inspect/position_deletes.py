@@ -62,8 +62,8 @@ def position_deletes(state: TableState, most_entries: int) -> MetadataRows:
         size, positions = (pc.sum(files.column(name)).as_py() or 0 for name in (_SIZE, _POSITIONS))
         return few_files(state, len(files), size, positions, most_entries)
 
-    most = entry_count(live_manifests(state.delete_manifests))
-    tasks = partial(read_tasks, files=most)
+    entries = entry_count(live_manifests(state.delete_manifests))
+    tasks = partial(read_tasks, files=entries)
     return MetadataRows(state, read_files(state, files, rows, row_type, are_few, tasks), row_type)
 
 

@@ -343,7 +343,7 @@ class _CompactionStep(RewriteStep):
         rebased = rebase(state, base.root, self.rewritten, blob_loader(head))
         if rebased.left_out == len(self.rewritten):
             raise rewritten_by_others(head)
-        counts = rebased.counts.plus(LeafCounts(kept=len(in_files(base.root.leaves))))
+        counts = rebased.counts.plus(LeafCounts(unchanged=len(in_files(base.root.leaves))))
         new = NewSnapshot(state, base, self.branch, self.names)
         return new.write(rebased.into(TreeChange()), self.summary(head, counts))
 

@@ -233,7 +233,7 @@ class _DanglingStep(RewriteStep):
             raise rewritten_by_others(head)
         if base is not None and base.root is not None:
             new_snapshot = NewSnapshot(state, base, self.branch, self.names)
-            counts = LeafCounts(kept=len(base.root.leaves))
+            counts = LeafCounts(unchanged=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
             return new_snapshot.write(change, self.summary(head, counts, removed=removal.tally))
         listed = head.manifest_files

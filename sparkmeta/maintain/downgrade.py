@@ -100,7 +100,7 @@ class Head:
         return pc.and_(pc.and_(is_avro, is_whole), pa.concat_arrays([is_complete, of_root]))
 
     @cached_property
-    def kept(self) -> pa.Table:
+    def unchanged(self) -> pa.Table:
         """The Avro leaves that stay unchanged, as `MANIFEST_FILE_SCHEMA`."""
         listed = self.state.manifest_files
         rows = listed.filter(self.is_kept.slice(0, len(listed)))
@@ -432,7 +432,7 @@ class _DowngradeStep:
                 manifests[head.snapshot_id].append(rows)
         lists = {}
         for head in heads:
-            rows, row_id = with_row_ids(pa.concat_tables([*manifests[head.snapshot_id], head.kept]), row_id)
+            rows, row_id = with_row_ids(pa.concat_tables([*manifests[head.snapshot_id], head.unchanged]), row_id)
             lists[head.snapshot_id] = self._write_list(head, metadata, rows)
         manifest_paths = (rows.column("manifest_path").to_pylist() for tables in manifests.values() for rows in tables)
         self.names.used = frozenset(lists.values()).union(*manifest_paths)
@@ -491,7 +491,7 @@ def _head_summary(head: Head) -> HeadSummary:
         snapshot_id=head.snapshot_id,
         refs=head.refs,
         live_files=None if live_total is None else live_total - (pc.sum(manifests.column(MASKED)).as_py() or 0),
-        manifests_kept=len(head.kept),
+        manifests_kept=len(head.unchanged),
         leaves_written=len(head.rewritten),
         keeps_parent=keeps_changes(snapshot),
     )

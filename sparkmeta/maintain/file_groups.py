@@ -44,33 +44,33 @@ class FileSizes:
     Attributes:
         target: the size that new files should have.
         least: smaller files are rewritten.
-        most: larger files are rewritten.
+        greatest: larger files are rewritten.
     """
 
     target: int
     least: int
-    most: int
+    greatest: int
 
     @classmethod
-    def of(cls, target: int, least: int | None, most: int | None) -> FileSizes:
+    def of(cls, target: int, least: int | None, greatest: int | None) -> FileSizes:
         """Return sizes, with defaults for sizes that are None.
 
         Raises:
             ValidationError: the sizes do not increase.
         """
         least = int(target * _LEAST) if least is None else least
-        most = max(int(target * _MOST), target + 1) if most is None else most
-        if not least < target < most:
+        greatest = max(int(target * _MOST), target + 1) if greatest is None else greatest
+        if not least < target < greatest:
             raise ValidationError(
-                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
-                "must increase"
+                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {greatest}: "
+                "they must increase"
             )
-        return cls(target, least, most)
+        return cls(target, least, greatest)
 
     @property
     def written(self) -> int:
         """The size at which a new file ends. It exceeds the target, so that no small file follows for the last rows."""
-        return self.target + (self.most - self.target) // 2
+        return self.target + (self.greatest - self.target) // 2
 
     def outputs(self, size: int) -> int:
         """Return the number of files of about the target size for some bytes, as Iceberg's action computes it."""
@@ -305,7 +305,7 @@ class FileGroups:
             is_of_old_order = ~sql.col("sort_order_id").eqNullSafe(self.order_id)
             is_old = (sql.col("spec_id") != self.output_spec) & options.only_old_specs
             return where(rows, is_old | (is_of_old_order & options.only_old_orders))
-        return where(rows, (sizes.least > _SIZE) | (sizes.most < _SIZE) | sql.col("has_many_deletes"))
+        return where(rows, (sizes.least > _SIZE) | (sizes.greatest < _SIZE) | sql.col("has_many_deletes"))
 
     @property
     def _keys(self) -> list[Sql]:
@@ -403,7 +403,7 @@ class FileGroups:
     def _is_worth_it(self) -> Sql:
         files, size = sql.col("files"), sql.col("bytes")
         is_mergeable = (files > 1) & ((files >= self.options.min_input_files) | (size > self.sizes.target))
-        return is_mergeable | (size > self.sizes.most) | sql.col("has_many_deletes")
+        return is_mergeable | (size > self.sizes.greatest) | sql.col("has_many_deletes")
 
     def files(self, start: int = 0, end: int | None = None) -> Relation:
         """Return the files of the chosen groups from one `NUMBER` to before another.

@@ -221,8 +221,8 @@ class PlacedBar(NamedTuple):
     row: int
 
 
-def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
-    """Yield the bars of manifests. If there are more than `most`, choose an even sample.
+def placed_bars(ranges: LeafRanges, limit: int) -> Iterator[PlacedBar]:
+    """Yield the bars of manifests. If there are more than `limit`, choose an even sample.
 
     A manifest with a single value has a width of its own. It is between the ranges that end with the value and the
     ranges that begin with it. Steps of the order that no range covers have no width.
@@ -238,7 +238,7 @@ def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
     stops = np.where(is_point, starts + 1, upper + np.searchsorted(lower[is_point], upper))
     longest = int(stops.max(initial=1))
     ends: list[tuple[int, int]] = []
-    for at in np.linspace(0, len(order) - 1, min(len(order), most)).astype(np.int64):
+    for at in np.linspace(0, len(order) - 1, min(len(order), limit)).astype(np.int64):
         start, end = int(starts[at]), int(stops[at])
         row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
         heapq.heappush(ends, (end, row))
@@ -375,8 +375,8 @@ class ClusteredManifests:
             fields += [(key, name, "column") for key, name in columns.items()]
             for key, name, kind in fields:
                 overlaps = self.ranges(spec_id, [key]).overlaps
-                mean, most = round(float(np.mean(overlaps)), 2), int(overlaps.max())
-                depths.append(FieldDepth(name, kind, spec_id, len(overlaps), mean, most))
+                mean, greatest = round(float(np.mean(overlaps)), 2), int(overlaps.max())
+                depths.append(FieldDepth(name, kind, spec_id, len(overlaps), mean, greatest))
         return depths
 
 

@@ -237,13 +237,13 @@ def walked_files(state: TableState, reader: ExecutorReader, location: str, hidde
 def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
     """List the files below a location on the driver; None if there are many folders or files."""
     levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
-    most = FEW_ROWS if is_local(location) else _MOST_STORED
+    limit = FEW_ROWS if is_local(location) else _MOST_STORED
     is_visible = ~finds(name_of(sql.col("path")), hidden)
     while len(folders):
         listed += len(folders)
-        if listed > most:
+        if listed > limit:
             return None
-        level = map_on_driver(folders, _Walker(reader, recursive=False, most=FEW_ROWS), WALKED)
+        level = map_on_driver(folders, _Walker(reader, recursive=False, limit=FEW_ROWS), WALKED)
         levels.append(level.filter(pc.invert(level.column("is_folder"))))
         if sum(map(len, levels)) > FEW_ROWS:
             return None
@@ -311,12 +311,12 @@ class _Walker:
     """Lists folders in tasks. Picklable.
 
     Attributes:
-        most: stop in a folder with more files and folders than this number; None to list all.
+        limit: stop in a folder with more files and folders than this number; None to list all.
     """
 
     reader: ExecutorReader
     recursive: bool
-    most: int | None = None
+    limit: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -325,7 +325,7 @@ class _Walker:
                 for files in self.reader.walk(folder, recursive=self.recursive):
                     yield files
                     listed += len(files)
-                    if self.most is not None and listed > self.most:
+                    if self.limit is not None and listed > self.limit:
                         break
 
 

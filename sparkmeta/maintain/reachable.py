@@ -111,11 +111,11 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         reached = union(_of_metadata(state, manifests, expired), _content_files(state, to_read, REACHED), state)
         unneeded = computed(_unneeded(reached))
         files = _columns(where(unneeded, sql.col("content").isin(contents)), ["path"])
-        most = state.access.limit(_MOST_SENT)
-        paths = head(files, most + 1).column("path")
+        allowed = state.access.limit(_MOST_SENT)
+        paths = head(files, allowed + 1).column("path")
         if not len(paths) or first(other_manifests) is None:
             return unneeded
-        sought = sorted(paths.to_pylist()) if len(paths) <= most else None
+        sought = sorted(paths.to_pylist()) if len(paths) <= allowed else None
         listed = _content_files(state, other_manifests, PATHS, sought)
         return computed(matching(unneeded, listed, {"path": "path"}, absent=True))
 

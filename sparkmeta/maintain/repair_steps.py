@@ -258,7 +258,7 @@ class TreeRepair(RewriteStep):
         if base.root is None:
             raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
         state = with_root(head, base)
-        counts, change = LeafCounts(kept=len(in_files(base.root.leaves))), TreeChange(moved=self._repeated_in_root)
+        counts, change = LeafCounts(unchanged=len(in_files(base.root.leaves))), TreeChange(moved=self._repeated_in_root)
         if self._written:
             rebased = rebase(state, base.root, self._written, blob_loader(head))
             if rebased.left_out:
@@ -377,12 +377,12 @@ class LostManifests(RewriteStep):
                 raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
             leaves = in_files(base.root.leaves)
             lost = leaves.filter(pc.is_in(leaves.column("location"), pa.array(sorted(self.lost), pa.string())))
-            counts = LeafCounts(kept=len(leaves) - len(lost), replaced=len(lost))
+            counts = LeafCounts(unchanged=len(leaves) - len(lost), replaced=len(lost))
             new = NewSnapshot(with_root(head, base), base, self.branch, self.names)
             change = TreeChange(dropped=frozenset(lost.column("location").to_pylist()))
             return new.write(change, lambda: self._summary(head, self._tally(head), counts))
         listed = without_manifests(head.manifest_files, self.lost)
-        counts = LeafCounts(kept=len(listed), replaced=len(head.manifest_files) - len(listed))
+        counts = LeafCounts(unchanged=len(listed), replaced=len(head.manifest_files) - len(listed))
         summary = self._summary(head, self._tally(head), counts)
         return NewList(head, self.branch, self.names).write(listed, summary)
 

@@ -198,7 +198,7 @@ def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: i
     divided. If new files are for one data file each, a file that is the only one for its data file stays.
     """
     keyed = matching.withColumns({_GROUP: partition_key(state).column(), _PATH: data_path().column()})
-    is_small, is_large = F.col("file_size_in_bytes") < sizes.least, F.col("file_size_in_bytes") > sizes.most
+    is_small, is_large = F.col("file_size_in_bytes") < sizes.least, F.col("file_size_in_bytes") > sizes.greatest
     of_many = F.col(_PATH).isNull()
     by_file = delete_granularity(state.metadata.properties) == BY_FILE
     files = keyed.where(is_small | (is_large & of_many))
@@ -299,8 +299,8 @@ class DeleteRewrite:
         keys = sql.columns("location", "file_format")
         units = grouped(self.entries, keys, [sql.call("collect_list", vector).alias("vectors")])
         read = partial(read_masks, task_reader(state), state.types.locations)
-        most = entry_count(live_manifests(state.delete_manifests))
-        tasks = read_tasks(state.spark, most, None if most is None else size)
+        entries = entry_count(live_manifests(state.delete_manifests))
+        tasks = read_tasks(state.spark, entries, None if entries is None else size)
         masks = map_arrow(in_tasks(frame_of(units, state), tasks), read, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 

@@ -100,8 +100,8 @@ def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
     """Return whether the driver makes masks faster than tasks would."""
     stored = dvs.column("inline_content").null_count
     mask_bytes = int(pc.sum(dvs.column("leaf_entries")).as_py() or 0) // 8
-    most = MOST_REQUESTS if access.driver is not None else 0
-    return mask_bytes <= access.limit(_DRIVER_MASKS) and stored <= access.limit(most)
+    allowed = MOST_REQUESTS if access.driver is not None else 0
+    return mask_bytes <= access.limit(_DRIVER_MASKS) and stored <= access.limit(allowed)
 
 
 def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> DataFrame:

@@ -31,7 +31,7 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
     if whole:
         encodings |= {leaf.path: "DELTA_BINARY_PACKED" for leaf in leaves if leaf.physical_type in ("INT32", "INT64")}
     with_statistics = [] if whole else [path for path in paths if not _lacks_statistics(path)]
-    plain = set() if whole else {*_DELTA, *_distinct(table)}
+    without_dictionary = set() if whole else {*_DELTA, *_distinct(table)}
     sink = io.BytesIO()
     with pq.ParquetWriter(
         sink,
@@ -39,7 +39,7 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
         compression="zstd",
         store_schema=False,
         write_statistics=False if whole else with_statistics,
-        use_dictionary=False if whole else [path for path in paths if path not in plain],
+        use_dictionary=False if whole else [path for path in paths if path not in without_dictionary],
         column_encoding=encodings,
         write_page_checksum=True,
     ) as writer:

@@ -318,10 +318,12 @@ class ManifestReader:
 
     def root_batches(self, manifests: pa.Table, projection: EntryProjection) -> list[pa.RecordBatch]:
         """Return the root's own files if they are among manifests, DELETED ones included."""
-        plain = stats_for_maps(projection, self.types.column_types) if has_metrics_maps(projection) else projection
-        tables = [self._root_entries(manifest, rows, plain) for manifest, rows in self._root_files(manifests, plain)]
+        with_stats = stats_for_maps(projection, self.types.column_types) if has_metrics_maps(projection) else projection
+        tables = [
+            self._root_entries(manifest, rows, with_stats) for manifest, rows in self._root_files(manifests, with_stats)
+        ]
         batches = [batch for table in tables for batch in table.to_batches()]
-        if plain is projection:
+        if with_stats is projection:
             return batches
         return [*with_metrics_maps(projection, frozenset(self.types.column_types), batches)]
 

@@ -54,12 +54,12 @@ def combined(tables: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).combine_chunks()
 
 
-def packed(items: Iterable[T], most: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+def packed(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
     """Pack neighbours into lists of at most a total size, or of one item."""
     pack: list[T] = []
     total = 0
     for item in items:
-        if pack and total + size(item) > most:
+        if pack and total + size(item) > limit:
             yield pack
             pack, total = [], 0
         pack.append(item)

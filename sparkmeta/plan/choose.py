@@ -351,8 +351,8 @@ def _by_affinity(figures: Figures) -> Verdict | None:
     if not figures.pairs:
         return Verdict("join", "no delete leaf is affiliated to a data leaf that the scan opens")
     dvs, limits = figures.paired_deletes or 0, costs.COSTS
-    most = limits.few_entries + limits.entries_per_dv * dvs
-    many = figures.paired_entries is None or figures.paired_entries > most
+    allowed = limits.few_entries + limits.entries_per_dv * dvs
+    many = figures.paired_entries is None or figures.paired_entries > allowed
     if figures.planning == "auto" and dvs <= limits.broadcast_deletes and many:
         return Verdict("join", f"{dvs:,} deletion vectors are few enough to be broadcast")
     where = f"{figures.pairs:,} delete leaves affiliated to data leaves"

@@ -156,29 +156,29 @@ class SharedTexts:
     each have a copy.
 
     Args:
-        most: the number of characters from which a text is long.
+        literal_length: the number of characters up to which a text is a literal.
     """
 
-    def __init__(self, most: int = _LONG) -> None:
-        self._most = most
+    def __init__(self, literal_length: int = _LONG) -> None:
+        self._literal_length = literal_length
         self._texts: list[str] = []
 
     @classmethod
-    def of(cls, rows: Relation, most: int | None = None) -> SharedTexts:
+    def of(cls, rows: Relation, literal_length: int | None = None) -> SharedTexts:
         """Return the texts of rows.
 
         Args:
             rows: the rows.
-            most: the number of characters from which a text is long for rows of a table. By default, copies of a text
-                in a table take 1 MiB at most.
+            literal_length: the number of characters up to which a text is a literal, for rows of a table. By default,
+                copies of a text in a table take 1 MiB at most.
         """
         if not isinstance(rows, pa.Table):
             return cls()
-        return cls(min(_LONG, _COPIES // max(len(rows), 1)) if most is None else most)
+        return cls(min(_LONG, _COPIES // max(len(rows), 1)) if literal_length is None else literal_length)
 
     def literal(self, text: str) -> Sql:
         """Return an expression for a text, to be selected from the rows of `joined_to`."""
-        if len(text) <= self._most:
+        if len(text) <= self._literal_length:
             return sql.lit(text)
         if text not in self._texts:
             self._texts.append(text)

@@ -274,8 +274,8 @@ def _timestamp(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     unit = "ns" if type_name.endswith("_ns") else "us"
     if pa.types.is_date(array.type):
         return array.cast(pa.timestamp(unit)).view(kind)
-    plain = array.view(pa.int64()).view(pa.timestamp(array.type.unit))
-    return plain.cast(pa.timestamp(unit)).view(kind)
+    unzoned = array.view(pa.int64()).view(pa.timestamp(array.type.unit))
+    return unzoned.cast(pa.timestamp(unit)).view(kind)
 
 
 def _of_length(array: pa.Array, length: int) -> pa.BinaryArray:

@@ -67,7 +67,7 @@ class OrcParts:
         values = {field.number: field.value for field in self.script}
         self._codec, self._block = values.get(2, _NO_CODEC), values.get(3, 1 << 18)
         self.footer_start = size - 1 - script_size - values[1]
-        self.footer = parsed(self.plain(self.read(self.footer_start, values[1])))
+        self.footer = parsed(self.decoded(self.read(self.footer_start, values[1])))
 
     def read(self, start: int, size: int) -> bytes:
         """Return stored bytes of the file, without decoding them."""
@@ -77,7 +77,7 @@ class OrcParts:
             raise CorruptFileError(self._location, "length", start + len(data), f"{size} bytes begin at {start}")
         return data
 
-    def plain(self, data: bytes) -> bytes:
+    def decoded(self, data: bytes) -> bytes:
         """Decode chunks, which may be compressed, to plain bytes."""
         if self._codec == _NO_CODEC:
             return data
@@ -123,8 +123,8 @@ class OrcParts:
 
 def _read_compressed(data: bytes, codec: str) -> bytes:
     with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
-        plain: bytes = stream.read()
-    return plain
+        decompressed: bytes = stream.read()
+    return decompressed
 
 
 # -- Protocol buffers -------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class _Nanos:
         self._parts, self._location = parts, location
         values = {field.number: field.value for field in parsed(stripe)}
         start, index_length, data_length, footer_length = (values.get(number, 0) for number in (1, 2, 3, 4))
-        fields = parsed(parts.plain(parts.read(start + index_length + data_length, footer_length)))
+        fields = parsed(parts.decoded(parts.read(start + index_length + data_length, footer_length)))
         self._encodings = [number_in(field.value, 1) for field in fields if field.number == 2]
         self._zone = next((field.value.decode() for field in fields if field.number == 3), "")
         self._streams: dict[int, tuple[int, int]] = {}
@@ -383,7 +383,7 @@ class _Nanos:
             raise UnsupportedError(f"{self._location}: timestamps out of Arrow's range, of {properties}")
         valid = np.asarray(array.is_valid())
         seconds = np.asarray(array.drop_null(), np.int64) + _EPOCH
-        stream = self._parts.plain(self._parts.read(*self._streams.get(type_id, (0, 0))))
+        stream = self._parts.decoded(self._parts.read(*self._streams.get(type_id, (0, 0))))
         nanos = _nanoseconds(stream, len(seconds))
         if len(nanos) != len(seconds):
             problem = f"there are {len(seconds)} values"

@@ -47,11 +47,11 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     modes: dict[int, int] = {}
     if _DEFAULT_KEY in properties:
         default = _mode(properties, _DEFAULT_KEY, DEFAULT_LENGTH)
-    elif _size(metadata.schema().as_struct()) <= (most := _most_columns(properties)):
+    elif _size(metadata.schema().as_struct()) <= (limit := _most_columns(properties)):
         default = DEFAULT_LENGTH
     else:
         default = NO_METRICS
-        modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), most), DEFAULT_LENGTH)
+        modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), limit), DEFAULT_LENGTH)
     sort_column_mode = DEFAULT_LENGTH if default in (NO_METRICS, COUNTS_ONLY) else default
     for field in metadata.sort_order().fields:
         if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):

@@ -133,8 +133,8 @@ def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
         return ColumnsBucket(int(match[2]), sources) if has_hash else SeveralColumnsBucket(text, sources)
     if match:
         return transforms.parse_transform(f"{match[1].lower()}[{int(match[2])}]")
-    plain = _PLAIN.get(text.lower())
-    return plain() if plain is not None else UnknownTransform(text)
+    transform = _PLAIN.get(text.lower())
+    return transform() if transform is not None else UnknownTransform(text)
 
 
 def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", path: str = "") -> TableSortOrder:

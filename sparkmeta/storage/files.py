@@ -532,9 +532,9 @@ class FileAccess:
         is_direct = reads == "direct" and isinstance(files, IOFiles)
         return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
-    def limit(self, most: int) -> int:
+    def limit(self, usual: int) -> int:
         """Return a maximum of work that the driver does. Without Spark, it does any amount."""
-        return _UNLIMITED if self.alone else most
+        return _UNLIMITED if self.alone else usual
 
     def driver_opens(self, are_few: bool) -> bool:
         """Return whether the driver opens files without a job: if they are few and small, or there is no Spark."""

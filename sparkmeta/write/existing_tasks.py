@@ -233,18 +233,18 @@ class FilePartitions:
                 return _UNKNOWN
             problem = f"there are no bounds and counts of column {column}, and no folder {field.name}=..."
             raise _undetermined(location, field, problem)
-        if facts.least == facts.most and not _is_zero(facts.least, facts.most):
+        if facts.least == facts.greatest and not _is_zero(facts.least, facts.greatest):
             return field.of(facts.least)
         if not transform.preserves_order:
             if has_folder:
                 return _UNKNOWN
-            problem = f"{transform} of values from {shown(facts.least)} to {shown(facts.most)} of column {column}"
+            problem = f"{transform} of values from {shown(facts.least)} to {shown(facts.greatest)} of column {column}"
             raise _undetermined(location, field, problem)
-        least, most = field.of(facts.least), field.of(facts.most)
-        if least != most or _is_zero(least, most):
+        least, greatest = field.of(facts.least), field.of(facts.greatest)
+        if least != greatest or _is_zero(least, greatest):
             raise ValidationError(
                 f"{location}: rows are of several partitions: {field.name} is {transform} of column {column}, whose "
-                f"values are from {shown(facts.least)} to {shown(facts.most)}"
+                f"values are from {shown(facts.least)} to {shown(facts.greatest)}"
             )
         return least
 
@@ -315,9 +315,9 @@ class FileField:
         return bound_value(self.transform.transform(self.source_type)(value))
 
 
-def _is_zero(least: Any, most: Any) -> bool:
+def _is_zero(least: Any, greatest: Any) -> bool:
     """Return whether the bounds are -0.0 and 0.0, which are equal but belong to different partitions."""
-    return isinstance(least, float) and least == most and math.copysign(1, least) != math.copysign(1, most)
+    return isinstance(least, float) and least == greatest and math.copysign(1, least) != math.copysign(1, greatest)
 
 
 def _refuse_mixed(facts: Facts, field: FileField, column: str, location: str) -> None:
@@ -676,5 +676,5 @@ def _present(sources: Iterable[Source]) -> Iterator[int]:
 
 
 def _facts(metrics: FileMetrics, field_id: int) -> Facts:
-    least, most = (bound_of(value) for value in metrics.extremes(field_id))
-    return Facts(metrics.rows, metrics.nulls(field_id), least, most, metrics.nans(field_id))
+    least, greatest = (bound_of(value) for value in metrics.extremes(field_id))
+    return Facts(metrics.rows, metrics.nulls(field_id), least, greatest, metrics.nans(field_id))

@@ -192,8 +192,8 @@ class FileColumns:
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
     def _list(self, array: pa.Array, column: IcebergColumn, kind: pa.ListType, path: tuple[str, ...]) -> pa.Array:
-        plain = array.cast(pa.list_(array.type.value_type)) if pa.types.is_large_list(array.type) else array
-        offsets, values = compact_lists(plain)
+        lists = array.cast(pa.list_(array.type.value_type)) if pa.types.is_large_list(array.type) else array
+        offsets, values = compact_lists(lists)
         child = column.children[0]
         inside = (*path, child.name)
         elements = self._values(values, child, kind.value_type, len(values), inside)
@@ -252,8 +252,8 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     if type_name == "uuid":
-        plain = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
-        values = uuid_bytes(plain) if pa.types.is_string(plain.type) else _of_length(plain, UUID_BYTES)
+        texts = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+        values = uuid_bytes(texts) if pa.types.is_string(texts.type) else _of_length(texts, UUID_BYTES)
         if isinstance(kind, pa.UuidType):
             return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(UUID_BYTES)))
         return values.cast(kind)

@@ -240,7 +240,7 @@ def copy_negated(source: pa.NativeFile, sink: IO[bytes], table: str) -> None:
     copy.put(parts.read(0, 3))  # the magic bytes
     stripes = iter([copy.stripe(part.value) for part in parts.footer if part.number == 3])
     size, metadata_size = copy.size, next(part.value for part in parts.script if part.number == 5)
-    metadata = parsed(parts.plain(parts.read(parts.footer_start - metadata_size, metadata_size)))
+    metadata = parsed(parts.decoded(parts.read(parts.footer_start - metadata_size, metadata_size)))
     stored = parts.stored(encoded(each._replace(value=_without_times(each.value, 1)) for each in metadata))
     copy.put(stored)
     footer = []
@@ -266,7 +266,7 @@ class _Copy:
         """Copy a stripe. Return its description for the footer."""
         start, index_length, data_length, footer_length = (number_in(described, number) for number in (1, 2, 3, 4))
         position, new_start, streams = start, self.size, []
-        footer = parsed(self.parts.plain(self.parts.read(start + index_length + data_length, footer_length)))
+        footer = parsed(self.parts.decoded(self.parts.read(start + index_length + data_length, footer_length)))
         for part in footer:
             if part.number != 1:
                 continue
@@ -285,7 +285,7 @@ class _Copy:
 
     def _negated(self, stream: bytes) -> bytes:
         """Return a stream of nanoseconds without negative ones."""
-        runs = [*decoded_runs(self.parts.plain(stream))]
+        runs = [*decoded_runs(self.parts.decoded(stream))]
         values: Numbers = np.concatenate(runs) if runs else np.zeros(0, np.int64)
         if not (values < 0).any():
             return stream
@@ -381,7 +381,7 @@ class ParquetOutput:
                 compression_level=options.level if options.codec != "none" else None,
                 data_page_size=options.page_bytes,
                 max_rows_per_page=options.page_rows,
-                use_dictionary=_columns_without(columns, options.plain),
+                use_dictionary=_columns_without(columns, options.without_dictionary),
                 write_statistics=_columns_without(columns, options.unmeasured),
                 dictionary_pagesize_limit=options.dictionary_bytes,
                 store_schema=False,

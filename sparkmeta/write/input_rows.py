@@ -102,8 +102,10 @@ def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of dictionaries. Polars stores them as views, which are converted since `take` refuses them."""
-    plain = _PLAIN.get(column.type.value_type, column.type.value_type)
-    return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks], plain)
+    value_type = _PLAIN.get(column.type.value_type, column.type.value_type)
+    return pa.chunked_array(
+        [chunk.dictionary.cast(value_type).take(chunk.indices) for chunk in column.chunks], value_type
+    )
 
 
 def _refuse_unknown(kind: pa.DataType, name: str, wanted: IcebergType | None, table: str) -> None:
@@ -148,12 +150,12 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
         return pa.binary()
     if pa.types.is_decimal(kind):
         return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS else kind
-    plain = _PLAIN.get(kind, kind)
-    if pa.types.is_timestamp(plain):
-        zone = None if plain.tz is None else "UTC"
+    supported = _PLAIN.get(kind, kind)
+    if pa.types.is_timestamp(supported):
+        zone = None if supported.tz is None else "UTC"
         in_nanos = str(wanted) == ("timestamp_ns" if zone is None else "timestamptz_ns")
         return pa.int64() if in_nanos and as_numbers else pa.timestamp("ns" if in_nanos else "us", zone)
-    return pa.int64() if as_numbers and pa.types.is_time(plain) and str(wanted) == "time" else plain
+    return pa.int64() if as_numbers and pa.types.is_time(supported) and str(wanted) == "time" else supported
 
 
 _MOST_DIGITS: Final = 38

@@ -57,7 +57,7 @@ class KeyRange:
     """The range of a key column, in days since 1970 for dates, and whether the column has nulls."""
 
     least: Any
-    most: Any
+    greatest: Any
     has_nulls: bool
 
 
@@ -76,16 +76,16 @@ def key_filter(ranges: Mapping[str, KeyRange], schema: Schema, *, null_is_a_key:
     """
     row_filter: BooleanExpression = AlwaysTrue()
     for name, key_range in ranges.items():
-        least, most = key_range.least, key_range.most
+        least, greatest = key_range.least, key_range.greatest
         is_null = IsNull(name)  # type: ignore[arg-type, call-arg]
         if least is None:
             if null_is_a_key:
                 row_filter = And(row_filter, is_null)
             continue
         if isinstance(schema.find_field(name).field_type, DateType):
-            least, most = DateLiteral(least), DateLiteral(most)
+            least, greatest = DateLiteral(least), DateLiteral(greatest)
         at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
-        at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
+        at_most = LessThanOrEqual(name, greatest)  # type: ignore[arg-type, call-arg]
         in_range: BooleanExpression = And(at_least, at_most)
         if null_is_a_key and key_range.has_nulls:
             in_range = Or(in_range, is_null)

@@ -107,7 +107,7 @@ class FileMetrics:
     _nulls: dict[int, int] = field(default_factory=dict)
     _nans: dict[int, int] = field(default_factory=dict)
     _least: dict[int, pa.Scalar] = field(default_factory=dict)
-    _most: dict[int, pa.Scalar] = field(default_factory=dict)
+    _greatest: dict[int, pa.Scalar] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
     _written: Written | None = None
 
@@ -129,12 +129,12 @@ class FileMetrics:
             if pa.types.is_floating(values.type):
                 is_nan = pc.is_nan(values)
                 self._nans[leaf.id] = self._nans.get(leaf.id, 0) + (pc.sum(is_nan).as_py() or 0)
-                least, most = _float_extremes(values) if has_bounds else (None, None)
+                least, greatest = _float_extremes(values) if has_bounds else (None, None)
             else:
-                least, most = _extremes(values) if has_bounds else (None, None)
-            if least is not None and most is not None:
+                least, greatest = _extremes(values) if has_bounds else (None, None)
+            if least is not None and greatest is not None:
                 self._widen(self._least, leaf.id, least, 0)
-                self._widen(self._most, leaf.id, most, 1)
+                self._widen(self._greatest, leaf.id, greatest, 1)
 
     def _widen(self, bounds: dict[int, pa.Scalar], field_id: int, value: pa.Scalar, side: int) -> None:
         bound = bounds.get(field_id)
@@ -167,7 +167,7 @@ class FileMetrics:
 
     def extremes(self, field_id: int) -> tuple[pa.Scalar | None, pa.Scalar | None]:
         """Return the minimum and maximum of a column; None if there is none."""
-        return self._least.get(field_id), self._most.get(field_id)
+        return self._least.get(field_id), self._greatest.get(field_id)
 
     def bounds(self) -> dict[str, dict[int, bytes]]:
         """Return lower_bounds and upper_bounds, serialized."""
@@ -175,16 +175,16 @@ class FileMetrics:
         upper: dict[int, bytes] = {}
         for leaf in self.leaves:
             if self._written is not None and leaf.length != COUNTS_ONLY:
-                least, most = self._of_written(self._written, leaf)
+                least, greatest = self._of_written(self._written, leaf)
                 lower |= {} if least is None else {leaf.id: least}
-                upper |= {} if most is None else {leaf.id: most}
+                upper |= {} if greatest is None else {leaf.id: greatest}
             if leaf.id not in self._least:
                 continue
-            least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
-            least, most = truncated_bounds(leaf, least, most)
+            least, greatest = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._greatest))
+            least, greatest = truncated_bounds(leaf, least, greatest)
             lower[leaf.id] = _encoded(least, leaf.type)
-            if most is not None:
-                upper[leaf.id] = _encoded(most, leaf.type)
+            if greatest is not None:
+                upper[leaf.id] = _encoded(greatest, leaf.type)
         return {"lower_bounds": lower, "upper_bounds": upper}
 
     @staticmethod
@@ -224,16 +224,16 @@ def _extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
 
 def _float_extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
     """Return the minimum and maximum, ignoring NaN. -0.0 is less than 0.0."""
-    least, most = _extremes(values)
-    if least is None or most is None or np.isnan(least.as_py()):
+    least, greatest = _extremes(values)
+    if least is None or greatest is None or np.isnan(least.as_py()):
         return None, None
-    if least.as_py() == 0 or most.as_py() == 0:
+    if least.as_py() == 0 or greatest.as_py() == 0:
         signs = np.signbit(np.asarray(pc.filter(values, pc.equal(values, 0))))
         if least.as_py() == 0:
             least = pa.scalar(-0.0 if signs.any() else 0.0, values.type)
-        if most.as_py() == 0:
-            most = pa.scalar(-0.0 if signs.all() else 0.0, values.type)
-    return least, most
+        if greatest.as_py() == 0:
+            greatest = pa.scalar(-0.0 if signs.all() else 0.0, values.type)
+    return least, greatest
 
 
 def bound_of(value: pa.Scalar | None) -> Any:
@@ -246,14 +246,14 @@ def bound_of(value: pa.Scalar | None) -> Any:
     return value.as_py()
 
 
-def truncated_bounds(leaf: MeasuredColumn, least: Any, most: Any) -> tuple[Any, Any]:
-    """Return the bounds of a column whose values are from `least` to `most`.
+def truncated_bounds(leaf: MeasuredColumn, least: Any, greatest: Any) -> tuple[Any, Any]:
+    """Return the bounds of a column whose values are from `least` to `greatest`.
 
-    Bounds of text and binary are truncated. The upper bound is None if no truncated value is above `most`.
+    Bounds of text and binary are truncated. The upper bound is None if no truncated value is above `greatest`.
     """
     if leaf.type not in _TRUNCATED:
-        return least, most
-    return _cut(least, leaf.length), _cut_up(most, leaf.length)
+        return least, greatest
+    return _cut(least, leaf.length), _cut_up(greatest, leaf.length)
 
 
 def _encoded(value: Any, type_name: str) -> bytes:
@@ -314,14 +314,14 @@ class Facts:
         values: the number of values, including nulls.
         nulls: the number of nulls; None if unknown.
         least: a lower bound; None if it is unknown or there are no values.
-        most: an upper bound; None as for `least`.
+        greatest: an upper bound; None as for `least`.
         nans: the number of NaNs, which the bounds ignore; None if unknown.
     """
 
     values: int
     nulls: int | None
     least: Any = None
-    most: Any = None
+    greatest: Any = None
     nans: int | None = None
 
 
@@ -520,10 +520,10 @@ def metrics_of(leaves: Sequence[MeasuredColumn], facts: Mapping[int, Facts]) -> 
             maps["null_value_counts"][leaf.id] = column_facts.nulls
         if column_facts.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(UNORDERED):
             continue
-        least, most = truncated_bounds(leaf, column_facts.least, column_facts.most)
+        least, greatest = truncated_bounds(leaf, column_facts.least, column_facts.greatest)
         maps["lower_bounds"][leaf.id] = _encoded_bound(least, leaf.type)
-        if most is not None:
-            maps["upper_bounds"][leaf.id] = _encoded_bound(most, leaf.type)
+        if greatest is not None:
+            maps["upper_bounds"][leaf.id] = _encoded_bound(greatest, leaf.type)
     return maps
 
 
@@ -535,7 +535,7 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
         total = sum(group.num_rows for group in groups)
         return Facts(total, total)
     values, nulls, is_counted = 0, 0, True
-    least = most = None
+    least = greatest = None
     is_bounded = True
     for group in groups:
         chunk = group.column(leaf.index)
@@ -556,13 +556,13 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
                 is_bounded = False
                 continue
             least = low if least is None or low < least else least
-            most = high if most is None or high > most else most
+            greatest = high if greatest is None or high > greatest else greatest
     if not is_bounded:
-        least = most = None
-    if isinstance(least, float) and isinstance(most, float):
+        least = greatest = None
+    if isinstance(least, float) and isinstance(greatest, float):
         # Footers do not preserve the sign of zero (Parquet format, Statistics).
-        least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
-    return Facts(values, nulls if is_counted else None, least, most)
+        least, greatest = -0.0 if least == 0 else least, 0.0 if greatest == 0 else greatest
+    return Facts(values, nulls if is_counted else None, least, greatest)
 
 
 def _nans(file: pa.NativeFile, footer: pq.FileMetaData, index: int) -> int:

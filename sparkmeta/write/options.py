@@ -67,7 +67,7 @@ class WriteOptions:
         page_bytes: the size of Parquet pages.
         page_rows: the maximum number of rows in a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
-        plain: the ids of Parquet columns without dictionaries.
+        without_dictionary: the ids of Parquet columns without dictionaries.
         unmeasured: the ids of Parquet columns without statistics in the footer.
         bloom_filters: the Bloom filters of Parquet columns by field id.
         bloom_bytes: the maximum size of a Bloom filter.
@@ -86,7 +86,7 @@ class WriteOptions:
     page_bytes: int
     page_rows: int
     dictionary_bytes: int
-    plain: frozenset[int]
+    without_dictionary: frozenset[int]
     unmeasured: frozenset[int]
     bloom_filters: Mapping[int, BloomFilter]
     bloom_bytes: int
@@ -123,7 +123,9 @@ class WriteOptions:
             page_bytes=properties.number("write.parquet.page-size-bytes", 1 << 20),
             page_rows=properties.number("write.parquet.page-row-limit", 20_000),
             dictionary_bytes=properties.number("write.parquet.dict-size-bytes", 2 << 20),
-            plain=properties.columns_where("write.parquet.dict-encoding-enabled.column.", is_enabled=False),
+            without_dictionary=properties.columns_where(
+                "write.parquet.dict-encoding-enabled.column.", is_enabled=False
+            ),
             unmeasured=properties.columns_where("write.parquet.stats-enabled.column.", is_enabled=False),
             bloom_filters=bloom_filters,
             bloom_bytes=properties.number("write.parquet.bloom-filter-max-bytes", 1 << 20),

@@ -245,12 +245,12 @@ class FieldBounds:
 
     Attributes:
         least: the lower bounds.
-        most: the upper bounds.
+        greatest: the upper bounds.
         unknown: paths without bounds.
     """
 
     least: dict[str, pa.Scalar] = field(default_factory=dict)
-    most: dict[str, pa.Scalar] = field(default_factory=dict)
+    greatest: dict[str, pa.Scalar] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
 
     def add(self, groups: pa.StructArray, *names: str) -> None:
@@ -265,9 +265,9 @@ class FieldBounds:
             if pa.types.is_floating(typed.type) and pc.any(pc.is_nan(typed)).as_py():
                 self.unknown.add(path)
                 return
-            known = [each[path] for each in (self.least, self.most) if path in each]
+            known = [each[path] for each in (self.least, self.greatest) if path in each]
             extremes = pc.min_max(pa.concat_arrays([typed, *(pa.repeat(each, 1) for each in known)]))
-            self.least[path], self.most[path] = extremes["min"], extremes["max"]
+            self.least[path], self.greatest[path] = extremes["min"], extremes["max"]
 
     def encoded(self, cut: Callable[[Any], Any], cut_up: Callable[[Any], Any]) -> tuple[bytes | None, bytes | None]:
         """Return the bounds as variants: objects of paths and bounds. None if there are none.
@@ -276,7 +276,7 @@ class FieldBounds:
             cut: truncates a text or binary to a lower bound.
             cut_up: truncates one to an upper bound; None if there is none.
         """
-        return _encoded(self.least, self.unknown, cut), _encoded(self.most, self.unknown, cut_up)
+        return _encoded(self.least, self.unknown, cut), _encoded(self.greatest, self.unknown, cut_up)
 
 
 @dataclass

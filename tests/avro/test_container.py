@@ -119,16 +119,16 @@ def test_blocks_tile_the_file_and_number_its_records(codec: str) -> None:
 def test_snappy_and_zstd_blocks_as_their_libraries_write_them() -> None:
     import pyarrow as pa
 
-    plain = b"abc" * 1000
-    snappy = pa.compress(plain, codec="snappy", asbytes=True) + zlib.crc32(plain).to_bytes(4, "big")
-    for codec, body in (("snappy", snappy), ("zstandard", pa.compress(plain, codec="zstd", asbytes=True))):
+    original = b"abc" * 1000
+    snappy = pa.compress(original, codec="snappy", asbytes=True) + zlib.crc32(original).to_bytes(4, "big")
+    for codec, body in (("snappy", snappy), ("zstandard", pa.compress(original, codec="zstd", asbytes=True))):
         data = avro_file(SCHEMA, RECORDS[:1], "null").replace(
             varint(10) + b"avro.codec" + varint(4) + b"null",
             varint(10) + b"avro.codec" + varint(len(codec)) + codec.encode(),
         )
         data = with_block(data, 1, len(body), body)
         header = read_header(data, "f")
-        assert [inflate(data, block, header, "f") for block in read_blocks(data, header, "f")] == [plain]
+        assert [inflate(data, block, header, "f") for block in read_blocks(data, header, "f")] == [original]
         broken = with_block(data, 1, len(body), body[:-1] + bytes([body[-1] ^ 1]))
         if codec == "snappy":
             with pytest.raises(CorruptFileError, match="CRC-32"):
@@ -172,16 +172,16 @@ def test_deflated_blocks_by_each_library(library: str, size: int, monkeypatch: p
         monkeypatch.setattr(container, "_ZLIB", module)
         monkeypatch.setattr(container, "_INFLATE", None)
     monkeypatch.setattr(container, "MAX_BLOCK_BYTES", 200_000)
-    plain = random.Random(1).randbytes(size)
+    original = random.Random(1).randbytes(size)
     squeeze = zlib.compressobj(wbits=-15)
-    body = squeeze.compress(plain) + squeeze.flush()
+    body = squeeze.compress(original) + squeeze.flush()
     manifest = avro_file(SCHEMA, RECORDS[:1], "deflate")
     header = read_header(manifest, "f")
     for packed, good in ((body, True), (body[:-3], False), (b"\xff" * len(body), False), (b"", False)):
         data = with_block(manifest, 1, len(packed), packed)
         (block,) = read_blocks(data, header, "f")
         if good:
-            assert inflate(data, block, header, "f") == plain
+            assert inflate(data, block, header, "f") == original
         else:
             with pytest.raises(CorruptFileError, match="not deflate data"):
                 inflate(data, block, header, "f")

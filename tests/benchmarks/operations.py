@@ -403,7 +403,9 @@ def main(size: int, only: str, keep: bool, minutes: float, heap: str, kind: str 
     """Measure each operation on a tree of SIZE files."""
     lists = kind == "--lists"
     table = ManyManifests(size) if lists else Growth(size, copy="operations", repeats=max(1, size // MOST_WRITTEN))
-    operations = LIST_OPERATIONS if lists else {name: of for name, (of, most) in OPERATIONS.items() if size <= most}
+    operations = (
+        LIST_OPERATIONS if lists else {name: of for name, (of, max_size) in OPERATIONS.items() if size <= max_size}
+    )
     if run:
         with cluster_config(kind == "--cluster") as config:
             answer = run_in_this_process(table, operations[run], heap, config)

@@ -163,8 +163,8 @@ def table_on_store() -> str:
     if not result.exists():
         generate(folder, result, 2, (PARTITIONS, MANIFESTS_PER_PARTITION * FILES_PER_MANIFEST - 1), "none", 1)
         _move(folder / "table" / "metadata", f"file:{folder}", f"s3://{BUCKET}")
-    plain = result.read_text().splitlines()[0].partition("=")[2]
-    return f"s3://{BUCKET}/table/metadata/{Path(plain).name}"
+    uri = result.read_text().splitlines()[0].partition("=")[2]
+    return f"s3://{BUCKET}/table/metadata/{Path(uri).name}"
 
 
 def _move(metadata: Path, before: str, after: str) -> None:

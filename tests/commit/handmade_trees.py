@@ -114,8 +114,8 @@ class HandmadeTree:
 
     def load(self, spark: SparkSession) -> sm.Table:
         """Load the table at its newest snapshot. Snapshot ids are 100 above the sequence numbers."""
-        plain = new_metadata(str(self.folder), COLUMNS, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, {}, 4)
-        document = json.loads(serialize_table_metadata(plain))
+        empty = new_metadata(str(self.folder), COLUMNS, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, {}, 4)
+        document = json.loads(serialize_table_metadata(empty))
         last = len(self.roots)
         document |= {"last-sequence-number": last, "current-snapshot-id": 100 + last, "next-row-id": 1000}
         document["snapshots"] = [

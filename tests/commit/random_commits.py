@@ -240,12 +240,12 @@ class Task:
             room -= count
         return True
 
-    def some_data(self, most: int) -> list[File]:
+    def some_data(self, max_files: int) -> list[File]:
         chosen = [file for file in self.draft.data() if file.path in self.known]
-        return self.maker.rng.sample(chosen, min(len(chosen), self.maker.rng.randrange(1, most + 1)))
+        return self.maker.rng.sample(chosen, min(len(chosen), self.maker.rng.randrange(1, max_files + 1)))
 
-    def new_data(self, least: int, most: int) -> list[File]:
-        return [self.maker.data(self.spec) for _ in range(self.maker.rng.randrange(least, most + 1))]
+    def new_data(self, least: int, max_files: int) -> list[File]:
+        return [self.maker.data(self.spec) for _ in range(self.maker.rng.randrange(least, max_files + 1))]
 
 
 def append(task: Task) -> None:

@@ -170,9 +170,9 @@ class World:
             for of, blob_position in zip(positions, file.blobs, strict=True)
         ]  # fmt: skip
 
-    def some(self, most: int) -> list[str]:
+    def some(self, limit: int) -> list[str]:
         known = [*self.model.data]
-        return self.rng.sample(known, min(len(known), self.rng.randrange(1, most + 1)))
+        return self.rng.sample(known, min(len(known), self.rng.randrange(1, limit + 1)))
 
     def grown(self, path: str) -> frozenset[int]:
         """Return the positions of a file's new vector: the old vector's positions, and more."""

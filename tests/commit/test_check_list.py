@@ -212,8 +212,8 @@ def test_deletes_of_another_spec_are_refused_in_every_version(tmp_path: Path, sp
         if version == 3:
             deletes = deletion_vector("x:d0", partition={"part": "a"})
         opened = load_table(table.add(1, 0, deletes).write(), spark)
-        for most in ("64m", "0"):  # decoded on the driver, or by tasks
-            spark.conf.set("spark.sparkmeta.driver-manifest-bytes", most)
+        for limit in ("64m", "0"):  # decoded on the driver, or by tasks
+            spark.conf.set("spark.sparkmeta.driver-manifest-bytes", limit)
             try:
                 with pytest.raises(
                     (SparkmetaError, PySparkException),

@@ -102,9 +102,9 @@ class Committed:
 
     def files(self, *paths: str, **values: Any) -> DataFrame:
         """Return files of ten rows."""
-        plain = {"file_format": "parquet", "record_count": 10, "file_size_in_bytes": 100} | values
-        columns = ", ".join(f"{value!r} {name}" for name, value in plain.items() if not isinstance(value, str))
-        texts = ", ".join(f"'{value}' {name}" for name, value in plain.items() if isinstance(value, str))
+        entry = {"file_format": "parquet", "record_count": 10, "file_size_in_bytes": 100} | values
+        columns = ", ".join(f"{value!r} {name}" for name, value in entry.items() if not isinstance(value, str))
+        texts = ", ".join(f"'{value}' {name}" for name, value in entry.items() if isinstance(value, str))
         selects = [f"select '/d/{path}' file_path, {texts}, {columns}" for path in paths]
         return self.spark.sql(" union all ".join(selects))
 

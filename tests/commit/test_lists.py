@@ -251,9 +251,9 @@ def test_data_sequence_numbers_that_no_snapshot_read_has(
 ) -> None:
     table = change(change(new_table(spark, tmp_path, version), data_files(spark, 0, 1)), data_files(spark, 5, 6))
     update = table.transaction().update_snapshot()
-    most = 0 if version == 1 else 2
+    limit = 0 if version == 1 else 2
     with pytest.raises(
-        sm.ValidationError, match=f"data_sequence_number is .*: expected a whole number from 0 to {most}"
+        sm.ValidationError, match=f"data_sequence_number is .*: expected a whole number from 0 to {limit}"
     ):
         update.rewrite(named(spark, 0), data_files(spark, 10, 11), data_sequence_number=number)
 
@@ -355,12 +355,12 @@ def test_a_vector_has_the_positions_of_older_position_deletes(
 MISSING = ("record_count", "file_format", "file_size_in_bytes", "file_path", "partition")
 
 
-@pytest.mark.parametrize("most", [0, 100], ids=["many", "few"])
+@pytest.mark.parametrize("limit", [0, 100], ids=["many", "few"])
 def test_bad_rows_are_refused_however_many_there_are(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Tasks and the driver raise the same errors, and no file stays."""
-    monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", most)
+    monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", limit)
     table = new_table(spark, tmp_path)
     new = data_files(spark, 0, 5)
     metadata = tmp_path / "db" / "t" / "metadata"
@@ -435,7 +435,7 @@ def test_manifests_to_merge_without_a_session(
     listed = pa.Table.from_pylist(
         [dict.fromkeys(MANIFEST_FILE_SCHEMA.names) | each for each in manifests], MANIFEST_FILE_SCHEMA
     )
-    for most, expected in ((MOST_MERGED, limited), (None, unlimited)):
-        bins = merge_bins(listed, ListOptions(), most)
+    for limit, expected in ((MOST_MERGED, limited), (None, unlimited)):
+        bins = merge_bins(listed, ListOptions(), limit)
         assert [(len(each.indices), each.is_merged) for each in bins] == expected
         assert [index for each in bins for index in each.indices] == [*range(len(manifests))]

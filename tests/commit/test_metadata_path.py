@@ -61,7 +61,7 @@ def test_a_table_of_a_catalog_has_its_metadata_elsewhere(tmp_path: Path, spark: 
     catalog = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/w")
     assert isinstance(catalog, IcebergCatalog)
     catalog.pyiceberg.create_namespace("ns")
-    plain = commit_everything(
+    by_default = commit_everything(
         catalog.create_table("ns.plain", SCHEMA, properties=PROPERTIES, format_version=4, spark=spark), spark
     )
     everything = {"root", "leaf", "flush", "compact", "vectors", "metadata.json"}
@@ -74,4 +74,4 @@ def test_a_table_of_a_catalog_has_its_metadata_elsewhere(tmp_path: Path, spark: 
     assert sorted((tmp_path / "w").rglob("*")) == before
     assert written(tmp_path / "elsewhere") == everything
     assert "//" not in table.metadata_location.removeprefix("file://")
-    assert plain.metadata_location.startswith(plain.location())
+    assert by_default.metadata_location.startswith(by_default.location())

@@ -148,18 +148,21 @@ def test_a_commit_keeps_the_uuid(swap: TableOperations, tmp_path: Path) -> None:
     assert swap.refresh() == base
 
 
-@pytest.mark.parametrize("most", ["2", "0", "1"])
+@pytest.mark.parametrize("max_versions", ["2", "0", "1"])
 @pytest.mark.parametrize("deletes", ["true", "false"])
-def test_old_metadata_files(swap: TableOperations, tmp_path: Path, kind: str, most: str, deletes: str) -> None:
+def test_old_metadata_files(swap: TableOperations, tmp_path: Path, kind: str, max_versions: str, deletes: str) -> None:
     base = create(swap, tmp_path)
     locations = [base.metadata_location]
     for _ in range(3):
         base = swap.commit(base, appended(base.metadata))
         locations.append(base.metadata_location)
-    limits = {"write.metadata.previous-versions-max": most, "write.metadata.delete-after-commit.enabled": deletes}
+    limits = {
+        "write.metadata.previous-versions-max": max_versions,
+        "write.metadata.delete-after-commit.enabled": deletes,
+    }
     base = swap.commit(base, with_properties(base.metadata, **limits))
     locations.append(base.metadata_location)
-    log_length = max(1, int(most))
+    log_length = max(1, int(max_versions))
     assert logged(base) == locations[-log_length - 1 : -1]
     left = locations[-log_length - 1 :] if deletes == "true" else locations
     assert metadata_files(tmp_path) == {Path(location).name for location in left}

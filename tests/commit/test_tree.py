@@ -123,14 +123,14 @@ class Writer:
     def table(self, rows: list[Row]) -> pa.Table | None:
         return pa.Table.from_pylist(rows, schema=self.schema) if rows else None
 
-    def new_files(self, most: int, spec: int | None = None) -> list[Row]:
+    def new_files(self, limit: int, spec: int | None = None) -> list[Row]:
         return [
             data_entry(
                 self.name("f"),
                 self.rng.randrange(20),
                 partition_spec_id=self.rng.choice(SPECS) if spec is None else spec,
             )
-            for _ in range(self.rng.randrange(most + 1))
+            for _ in range(self.rng.randrange(limit + 1))
         ]
 
 

@@ -101,10 +101,10 @@ def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession,
             compare(peer, ours, NOW, row_filter)
 
 
-def snapshots_of(peer: PeerTable, most: int) -> list[int]:
+def snapshots_of(peer: PeerTable, limit: int) -> list[int]:
     """All of a table's snapshots, or so many, from the first to the last, where not all tests run."""
     ids = peer.java.snapshot_ids
-    return ids if SOAK or len(ids) <= most else [ids[place * (len(ids) - 1) // (most - 1)] for place in range(most)]
+    return ids if SOAK or len(ids) <= limit else [ids[place * (len(ids) - 1) // (limit - 1)] for place in range(limit)]
 
 
 def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: Filter | None = None) -> None:

@@ -113,10 +113,10 @@ def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> No
     if length == COUNTS_ONLY or not numbers:
         assert bounds == {"lower_bounds": {}, "upper_bounds": {}}
         return
-    least, most = min(numbers, key=order), max(numbers, key=order)
+    least, greatest = min(numbers, key=order), max(numbers, key=order)
     lower = least[:length] if name in TRUNCATED else least
     assert bounds["lower_bounds"] == {1: encoded(lower, name)}
-    upper = cut_up(most, length) if name in TRUNCATED else most
+    upper = cut_up(greatest, length) if name in TRUNCATED else greatest
     assert bounds["upper_bounds"] == ({} if upper is None else {1: encoded(upper, name)})
 
 

@@ -170,8 +170,8 @@ def test_properties_of_data_files(name: str, tmp_path: Path) -> None:
 
 
 def test_each_enabled_column_has_what_it_is_enabled_for(tmp_path: Path) -> None:
-    plain = written(metadata({}), tmp_path)
-    footer = pq.read_metadata(plain).row_group(0)
+    default = written(metadata({}), tmp_path)
+    footer = pq.read_metadata(default).row_group(0)
     for each in map(footer.column, range(footer.num_columns)):
         assert (each.has_column_index, each.has_offset_index) == (True, True), each.path_in_schema
         assert each.is_stats_set

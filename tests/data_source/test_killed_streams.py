@@ -96,12 +96,12 @@ class Case:
 
 
 @contextmanager
-def killing(rng: random.Random, kills: list[int], most: int) -> Iterator[None]:
-    """Kill one of Spark's Python processes after a while, unless as many as `most` are killed."""
+def killing(rng: random.Random, kills: list[int], limit: int) -> Iterator[None]:
+    """Kill one of Spark's Python processes after a while, unless as many as `limit` are killed."""
     ended = Event()
 
     def kill() -> None:
-        if len(kills) < most and not ended.wait(rng.uniform(0.3, 2)):
+        if len(kills) < limit and not ended.wait(rng.uniform(0.3, 2)):
             with suppress(ProcessLookupError, IndexError):
                 pid = rng.choice(workers(os.getpid()))
                 os.kill(pid, signal.SIGKILL)
@@ -119,13 +119,13 @@ def killing(rng: random.Random, kills: list[int], most: int) -> Iterator[None]:
 @pytest.mark.classic
 @pytest.mark.parametrize(("version", "mode"), [(4, "append"), (3, "upsert")])
 def test_workers_are_killed(spark: SparkSession, tmp_path: Path, version: int, mode: str, soak: bool) -> None:
-    count, rows, most = LONG if soak else SLICE
+    count, rows, kill_count = LONG if soak else SLICE
     sm.register(spark)
     case, rng, kills = Case(spark, tmp_path, version, mode), random.Random(version), list[int]()
     for _ in range(count):
         case.add(rng, rows)
     while True:
-        with killing(rng, kills, most):
+        with killing(rng, kills, kill_count):
             try:
                 case.batches.run(**case.options)
             except PySparkException:
@@ -286,17 +286,17 @@ def test_drivers_are_killed(spark: SparkSession, tmp_path: Path, mode: str, soak
     """A stream into a tree, and out of it as a changelog into a second tree, while other processes change the first."""
     if not soak:
         pytest.skip("drivers take long to start: SPARKMETA_SOAK=1 runs it")
-    count, rows, most = KILLED
+    count, rows, kill_count = KILLED
     pipeline, rng = Pipeline(spark, tmp_path, mode), random.Random(7)
     for _ in range(count):
         pipeline.add(rng, rows)
     with maintained(pipeline, spark) as maintenance:
-        killed = pipeline.run(rng, sorted(rng.sample(range(count * 9 // 10), most)), maintenance)
+        killed = pipeline.run(rng, sorted(rng.sample(range(count * 9 // 10), kill_count)), maintenance)
     sm.load_table(pipeline.batches.location, spark=spark).delete("id < 0")
     assert pipeline.start().wait() == 0, pipeline.log.read_text()[-20_000:]
     pipeline.check(are_some_lost=True)
     assert rows_of(sm.load_table(pipeline.copy)) == rows_of(pipeline.batches.table)
-    assert len(killed) == most
+    assert len(killed) == kill_count
     # Sizes are flat once both tables have the snapshots that maintenance retains.
     sizes = [each for each in pipeline.sizes if min(each["table snapshots"], each["copy snapshots"]) >= RETAINED]
     halves = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]

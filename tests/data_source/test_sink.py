@@ -383,8 +383,8 @@ def test_many_files_without_jobs(catalog: sm.Catalog, version: int, monkeypatch:
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_merges_of_manifests_are_small(catalog: sm.Catalog, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Spark, a commit merges the newest manifests, up to a number of entries, and leaves larger ones."""
-    most = 5
-    monkeypatch.setattr(snapshot_writer, "MOST_MERGED", most)
+    limit = 5
+    monkeypatch.setattr(snapshot_writer, "MOST_MERGED", limit)
     table = new_table(catalog, version, **{"commit.manifest-merge.enabled": "false"})
     entries = [7, 2, 2, 2]
     for number, files in enumerate(entries):
@@ -400,12 +400,12 @@ def test_merges_of_manifests_are_small(catalog: sm.Catalog, version: int, monkey
         after = manifests_of(table)
         assert sum(after.values()) == count == len(live_files(table)) == len(rows_of(table))
         rewritten = [size for path, size in before.items() if path not in after]
-        assert sum(rewritten) <= most
-        assert max(rewritten, default=0) < most
+        assert sum(rewritten) <= limit
+        assert max(rewritten, default=0) < limit
     sizes = sorted(manifests_of(table).values())
     assert sizes[-1] == entries[0]
     # At most the newest manifest is small.
-    assert sum(size < most // 2 for size in sizes) <= 1
+    assert sum(size < limit // 2 for size in sizes) <= 1
 
 
 def manifests_of(table: sm.Table) -> dict[str, int]:

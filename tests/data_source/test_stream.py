@@ -60,7 +60,7 @@ MODES = {f"write.{command}.mode": "merge-on-read" for command in ("delete", "upd
 LIMITS = {"streaming-max-files-per-micro-batch": 1}
 
 
-def made(folder: Path, version: int = 2, schema: Schema = SCHEMA, spec: PartitionSpec = BY_PART) -> sm.Table:
+def created(folder: Path, version: int = 2, schema: Schema = SCHEMA, spec: PartitionSpec = BY_PART) -> sm.Table:
     """A table in a folder, which finds its newest version alone."""
     catalog = sm.load_catalog("streams", type="hadoop", warehouse=str(folder))
     catalog.create_namespace_if_not_exists("db")
@@ -220,7 +220,7 @@ HISTORIES = [(version, seed) for version in (2, 3, 4) for seed in range(20)] if 
 @pytest.mark.parametrize(("version", "seed"), HISTORIES)
 def test_changelogs_of_random_histories(spark: SparkSession, tmp_path: Path, version: int, seed: int) -> None:
     rng = random.Random(seed)
-    made_changes = Changes(made(tmp_path, version), rng)
+    made_changes = Changes(created(tmp_path, version), rng)
     for _ in range(3):
         made_changes.table = made_changes.append()
     for _ in range(3 if SOAK else 1):
@@ -245,7 +245,7 @@ def test_changelogs_of_random_histories(spark: SparkSession, tmp_path: Path, ver
 
 def test_keys_that_move_among_files(tmp_path: Path) -> None:
     """Who applies batches in order, and the deletes of each ordinal first, has the rows of the table."""
-    table = made(tmp_path, 2).append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
+    table = created(tmp_path, 2).append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
     table = table.overwrite(pa.concat_tables([rows(1), rows(2, part="y")]), "id > 0")
     query, copy = Stream(place(table), table="changelog", **LIMITS), {}
     while query.plan():
@@ -303,7 +303,7 @@ def test_rows_that_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Python has no dates and times of the year 10000.
     """
     monkeypatch.setattr(change_plans, "PART_BYTES", part_bytes)
-    table = made(tmp_path, 2, NESTED, PartitionSpec())
+    table = created(tmp_path, 2, NESTED, PartitionSpec())
     kinds = table.scan().to_arrow().schema
 
     def written(order: int, zero: float, nan: bytes, copies: int, empty: dict[str, Any]) -> pa.Table:
@@ -346,7 +346,7 @@ def test_rows_that_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_reads_of_changelogs(spark: SparkSession, tmp_path: Path) -> None:
     """A batch of the source, and a table function."""
     sm.register(spark)
-    table = made(tmp_path, 3).append(rows(1, 2, 3)).delete("id = 2").append(rows(4))
+    table = created(tmp_path, 3).append(rows(1, 2, 3)).delete("id = 2").append(rows(4))
     first, _, last = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
     read = spark.read.format("sparkmeta").option("table", "changelog").option("start-snapshot-id", first.snapshot_id)
     frame = read.load(place(table))
@@ -363,7 +363,7 @@ def test_reads_of_changelogs(spark: SparkSession, tmp_path: Path) -> None:
 def test_every_row_once(tmp_path: Path) -> None:
     """With any limit and kills at any time, while others commit."""
     rng = random.Random(7)
-    table = made(tmp_path, 3)
+    table = created(tmp_path, 3)
     limits: list[dict[str, Any]] = [
         {}, {"streaming-max-files-per-micro-batch": 2}, {"streaming-max-rows-per-micro-batch": 3},
         {"streaming-max-bytes-per-micro-batch": 2000},
@@ -387,7 +387,7 @@ def test_every_row_once(tmp_path: Path) -> None:
 
 def test_snapshots_that_do_not_append(spark: SparkSession, tmp_path: Path) -> None:
     """Compactions are no change; an overwrite and a delete stop the stream after what came before them."""
-    table = made(tmp_path, 2).append(rows(1)).append(rows(2))
+    table = created(tmp_path, 2).append(rows(1)).append(rows(2))
     table.maintenance.rewrite_data_files(rewrite_all=True).commit()
     table = table.refresh().append(rows(3))
     query = Stream(place(table), columns="id,_pos")
@@ -410,7 +410,7 @@ def test_snapshots_that_do_not_append(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_starts(tmp_path: Path) -> None:
-    table = made(tmp_path, 2)
+    table = created(tmp_path, 2)
     empty = Stream(place(table))
     assert empty.drain() == []
     moments = []
@@ -448,7 +448,7 @@ def test_importers_after_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def add_importer() -> None:
         monkeypatch.setitem(sys.path_importer_cache, str(archive), zipimport.zipimporter(str(archive)))
 
-    table = made(tmp_path)
+    table = created(tmp_path)
     table.append(rows(1))
     source = sm.DataSource({"path": place(table)})
     stream = Stream(place(table))
@@ -464,7 +464,7 @@ def test_importers_after_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_snapshots_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches read them."""
-    table = made(tmp_path, 2)
+    table = created(tmp_path, 2)
     for _ in range(2):
         table = table.append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
     planned, plan = [], change_plans.appends_of
@@ -479,7 +479,7 @@ def test_snapshots_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_start_in_the_future(tmp_path: Path, first: int) -> None:
     """Snapshots from before it are passed over, also those that came after the query's start or its restart."""
-    table = made(tmp_path, 2)
+    table = created(tmp_path, 2)
     for n in range(first):
         table = table.append(rows(n))
     now = int(time.time())
@@ -501,7 +501,7 @@ def test_a_start_in_the_future(tmp_path: Path, first: int) -> None:
 
 def test_a_history_that_has_expired(spark: SparkSession, tmp_path: Path) -> None:
     """A stream without a start begins with the rows of the oldest snapshot."""
-    table = made(tmp_path, 3).append(rows(1, 2)).append(rows(3, part="y")).delete("id = 2")
+    table = created(tmp_path, 3).append(rows(1, 2)).append(rows(3, part="y")).delete("id = 2")
     table.maintenance.expire_snapshots(older_than=soon(), retain_last=1).commit()
     table = table.refresh()
     for options in ({}, LIMITS):
@@ -523,7 +523,7 @@ def test_a_history_that_has_expired(spark: SparkSession, tmp_path: Path) -> None
 
 def test_lost_changes(spark: SparkSession, tmp_path: Path) -> None:
     """An offset whose snapshot has expired, or was rolled back."""
-    table = made(tmp_path, 2).append(rows(1))
+    table = created(tmp_path, 2).append(rows(1))
     query = Stream(place(table), table="changelog")
     query.drain()
     first = table.current_snapshot()
@@ -574,7 +574,7 @@ def test_a_lost_parent_of_a_tree(tmp_path: Path) -> None:
 
 def test_schema_changes(tmp_path: Path) -> None:
     """Rows are read by field ids. A column that the stream has and the table has not is an error."""
-    table = made(tmp_path, 2).append(rows(1))
+    table = created(tmp_path, 2).append(rows(1))
     query, narrow = Stream(place(table), table="changelog"), Stream(place(table), columns="id")
     for each in (query, narrow):
         each.drain()
@@ -610,7 +610,7 @@ def test_schema_changes(tmp_path: Path) -> None:
 
 def test_a_changed_filter(tmp_path: Path) -> None:
     """Positions in a snapshot depend on the filter."""
-    table = made(tmp_path, 2).append(pa.concat_tables([rows(1), rows(2, part="y"), rows(3, part="z")]))
+    table = created(tmp_path, 2).append(pa.concat_tables([rows(1), rows(2, part="y"), rows(3, part="z")]))
     query = Stream(place(table), **LIMITS)
     query.plan()
     query.run()
@@ -654,7 +654,7 @@ def test_a_changed_filter(tmp_path: Path) -> None:
 def test_bad_options(tmp_path_factory: pytest.TempPathFactory, options: dict[str, str], error: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "stream-options"
     if not folder.exists():
-        table = made(folder).append(rows(1))
+        table = created(folder).append(rows(1))
         snapshot = table.current_snapshot()
         assert snapshot is not None
         table.manage_snapshots().create_tag(snapshot.snapshot_id, "first").commit()
@@ -663,7 +663,7 @@ def test_bad_options(tmp_path_factory: pytest.TempPathFactory, options: dict[str
 
 
 def test_options_of_streams_are_not_for_batches(tmp_path: Path) -> None:
-    source = sm.DataSource({"path": place(made(tmp_path)), "stream-from-timestamp": "1"})
+    source = sm.DataSource({"path": place(created(tmp_path)), "stream-from-timestamp": "1"})
     with pytest.raises(InvalidArgumentError, match="'stream-from-timestamp' is not an option"):
         source.reader(source.schema())
 
@@ -706,7 +706,7 @@ class Query:
 @pytest.mark.connect
 def test_queries(spark: SparkSession, tmp_path: Path) -> None:
     """A changelog with limits while others commit, and a restart."""
-    table = made(tmp_path / "table", 3).append(pa.concat_tables([rows(n, part="xyz"[n % 3]) for n in range(9)]))
+    table = created(tmp_path / "table", 3).append(pa.concat_tables([rows(n, part="xyz"[n % 3]) for n in range(9)]))
     query = Query(spark, place(table), tmp_path / "log", table="changelog", **LIMITS)
     running = query.write().trigger(processingTime="0 seconds").start()
     running.processAllAvailable()

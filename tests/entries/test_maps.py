@@ -76,13 +76,13 @@ def test_slices(files: list[dict[str, Any]], start: int) -> None:
     maps = {name: values.slice(start) for name, values in maps_of(files).items()}
     rest = files[start:]
     stats = stats_of_maps(maps, TYPES, len(rest), "/t")
-    plain = stats_of_maps(maps_of(rest), TYPES, len(rest), "/t")
+    from_rest = stats_of_maps(maps_of(rest), TYPES, len(rest), "/t")
     assert {
         field_id: {name: values.to_pylist() for name, values in children.items()}
         for field_id, children in stats.items()
     } == {
         field_id: {name: values.to_pylist() for name, values in children.items()}
-        for field_id, children in plain.items()
+        for field_id, children in from_rest.items()
     }
 
 

@@ -69,11 +69,11 @@ OPERATIONS: dict[str, Callable[[Callable[[pa.Table], Relation]], Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_rows_are_those_of_spark(name: str, spark: SparkSession) -> None:
-    here, there = OPERATIONS[name](lambda rows: rows), OPERATIONS[name](lambda rows: local_frame(spark, rows))
-    if isinstance(here, dict):
-        assert here == there
+    in_arrow, there = OPERATIONS[name](lambda rows: rows), OPERATIONS[name](lambda rows: local_frame(spark, rows))
+    if isinstance(in_arrow, dict):
+        assert in_arrow == there
         return
-    rows = [relation.collected(each).to_pylist() for each in (here, there)]
+    rows = [relation.collected(each).to_pylist() for each in (in_arrow, there)]
     if name not in ("largest", "ordered"):
         rows = [sorted(each, key=str) for each in rows]
     assert rows[0] == rows[1]

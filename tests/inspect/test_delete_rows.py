@@ -113,7 +113,7 @@ def parquet(columns: dict[str, tuple[int, pa.Array]]) -> bytes:
     return target.getvalue()
 
 
-def plain(kind: str) -> bytes:
+def uncompressed(kind: str) -> bytes:
     """A delete file of two positions in the file format."""
     paths, positions = pa.array(["x:a", "x:b"]), pa.array([5, 1 << 40])
     if kind == "PARQUET":
@@ -137,7 +137,7 @@ def plain(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])
 def test_formats(kind: str) -> None:
-    rows = read(plain(kind), kind, [entry()])
+    rows = read(uncompressed(kind), kind, [entry()])
     assert [(row["file_path"], row["pos"], row["row"]) for row in rows] == [("x:a", 5, None), ("x:b", 1 << 40, None)]
     assert {key: rows[0][key] for key in ("partition", "spec_id", "delete_file_path", "content_offset")} == {
         "partition": {"p": "x"},
@@ -430,7 +430,7 @@ def test_entries_that_lie_about_a_vector(change: dict[str, Any], field_name: str
 
 @pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])
 def test_what_is_no_delete_file(kind: str) -> None:
-    for bad in (b"", b"nonsense", plain(kind)[:-9]):
+    for bad in (b"", b"nonsense", uncompressed(kind)[:-9]):
         with pytest.raises(CorruptFileError):
             read(bad, kind, [entry()])
 

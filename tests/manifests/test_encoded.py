@@ -264,10 +264,10 @@ def test_fixed_values_are_encoded_as_java_does() -> None:
     """A partition value of type fixed has its length before it, whoever wrote the source (pyiceberg: without)."""
     form = form_of(2, {1000: "fixed[3]"})
     source = {**sample(1, 2), "data_file": sample(1, 2)["data_file"] | {"partition": {"p1000": b"abc"}}}
-    plain, stream = avro_file(dict(form.schema), [source]), io.BytesIO()
+    copied, stream = avro_file(dict(form.schema), [source]), io.BytesIO()
     fastavro.schemaless_writer(stream, parse(bytes_for_fixed(dict(form.schema)) or {}, LOCATION), source)
     lengthy = container(dict(form.schema), [(1, stream.getvalue())])
-    for data in (plain, lengthy):
+    for data in (copied, lengthy):
         table = entries_of(data, form, compiled=True)
         assert read_back(table, form)[0]["f2"]["f102"] == {"f1000": b"abc"}
         written, _ = write_manifest(table, form)

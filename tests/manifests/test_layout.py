@@ -196,7 +196,7 @@ def stats_of(draw: st.DrawFn, field_id: int, rows: int) -> pa.StructArray:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=absent)
 
 
-def plain(table: pa.Table) -> list[str]:
+def as_text(table: pa.Table) -> list[str]:
     """Return rows as text, which distinguishes -0.0 from 0.0, without stats whose fields are all null."""
     rows = table.cast(readable(table.schema)).to_pylist()
     for row in rows:
@@ -226,7 +226,7 @@ def test_a_root_comes_back_as_it_was(table: pa.Table, skipped: int) -> None:
     data = write_manifest(table, ROOT, {"own": "ü"})
     read, properties = read_manifest(data, types, "root", as_written=True)
     assert read.schema == table.schema
-    assert plain(read) == plain(table)
+    assert as_text(read) == as_text(table)
     assert properties == {"format-version": "4", "content": "root", "own": "ü"}
 
 
@@ -298,7 +298,7 @@ def test_fields_are_found_by_id() -> None:
         return pa.StructArray.from_arrays(values.flatten(), fields=list(field.type), mask=values.is_null())
 
     read, _ = read_manifest(rewritten(data, change), STATS, "root")
-    assert plain(read) == plain(whole_root())
+    assert as_text(read) == as_text(whole_root())
 
 
 @pytest.mark.parametrize("name", [field.name for field in CONTENT_ENTRY] + ["content_stats"])

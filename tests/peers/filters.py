@@ -134,14 +134,14 @@ def columns(schema: Schema) -> list[tuple[str, NestedField]]:
     return [(str(schema.find_column_name(field.field_id)), field) for field in walk(schema.fields)]
 
 
-def literals(field_type: IcebergType, held: Sequence[bytes], most: int = 7) -> list[Any]:
+def literals(field_type: IcebergType, held: Sequence[bytes], max_values: int = 7) -> list[Any]:
     """Values of the type from the bounds of files, their neighbours, and the type's edges."""
     near: list[Any] = []
     for raw in sorted(set(held), key=lambda bound: (len(bound), bound)):
         value = decoded(field_type, raw)
         near += [] if value is None else [value, *NEIGHBOURS.get(type(field_type), no_neighbours)(value)]
     rng = random.Random(len(near))
-    picked = rng.sample(near, min(len(near), most))
+    picked = rng.sample(near, min(len(near), max_values))
     return [*(literal(field_type, value) for value in picked), *edges(field_type)]
 
 
@@ -161,11 +161,11 @@ def edges(field_type: IcebergType) -> list[Any]:
 
 def decoded(field_type: IcebergType, raw: bytes) -> Any:
     """A bound's value (dates, times and timestamps as integers), or None where it is NaN or of a narrower type."""
-    plain = LongType() if isinstance(field_type, (*MICROS, *NANOS)) else field_type
-    if isinstance(plain, DateType):
-        plain = IntegerType()
+    stored_type = LongType() if isinstance(field_type, (*MICROS, *NANOS)) else field_type
+    if isinstance(stored_type, DateType):
+        stored_type = IntegerType()
     try:
-        value: Any = from_bytes(plain, raw)  # type: ignore[arg-type]
+        value: Any = from_bytes(stored_type, raw)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - whatever it says of four bytes for a long
         return None
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,6 +1,6 @@
 """Odd but valid metadata: manifests, lists and table metadata of pyiceberg's tables, written again at random.
 
-Nothing that is written changes which rows a table has. A table is `plain` if Iceberg's Java library reads all of it,
+Nothing that is written changes which rows a table has. A table is `regular` if Iceberg's Java library reads all of it,
 so that its plans are the same. Otherwise stats are garbage in it: the rows are what they were, if somebody reads them.
 """
 
@@ -73,25 +73,25 @@ class OddTable:
 
     Attributes:
         location: of its metadata file.
-        plain: whether Java's plans are the oracle.
+        regular: whether Java's plans are the oracle.
         done: what was changed, for messages.
     """
 
     location: str
-    plain: bool
+    regular: bool
     done: list[str] = field(default_factory=list)
 
 
 def odd_table(catalog: Catalog, seed: int) -> OddTable:
     """Make a table, and change its metadata at random."""
     chance = Random(seed)
-    plain = chance.random() < 0.7
+    regular = chance.random() < 0.7
     chosen = chance.sample(FIELDS, chance.randrange(len(FIELDS)))
     if chance.random() < 0.5:
         chosen = [*FIELDS[:2], *(each for each in chosen if each not in FIELDS[:2])]
     fields = [
         # Without ids, Java takes values of names that are no Avro names for null, and so skips files with rows.
-        PartitionField(source, 1000 + place, kind, f"p{place}" if plain else name)
+        PartitionField(source, 1000 + place, kind, f"p{place}" if regular else name)
         for place, (source, kind, name) in enumerate(chosen)
     ]
     version = chance.choice([1, 2, 2])
@@ -100,7 +100,7 @@ def odd_table(catalog: Catalog, seed: int) -> OddTable:
     )
     for start in range(0, len(ROWS), 3):
         table.append(pa.Table.from_pylist(ROWS[start : start + 3], table.schema().as_arrow()))
-    odd = OddTable(table.metadata_location, plain)
+    odd = OddTable(table.metadata_location, regular)
     writer = _Writer(chance, odd)
     snapshot = table.current_snapshot()
     assert snapshot is not None
@@ -141,10 +141,10 @@ class _Writer:
         declared = json.loads(json.dumps(header.schema if self.often("as pyiceberg declares", 0.2) else schema))
         if declared == schema:
             drop = self.often("no ids", 0.3)
-            declared = Oddity(self.chance, java=self.odd.plain).schema(declared, drop_ids=drop)
+            declared = Oddity(self.chance, java=self.odd.regular).schema(declared, drop_ids=drop)
         if _fields(declared) != _fields(schema):
             declared = schema
-        codec = self.chance.choice(CODECS if self.odd.plain else (*CODECS, "bzip2", "xz"))
+        codec = self.chance.choice(CODECS if self.odd.regular else (*CODECS, "bzip2", "xz"))
         changed = mislabelled_file(declared, raw(schema), *self.blocks(records), codec=codec, notes=self.notes(header))
         local(location).write_bytes(changed)
         return len(changed)
@@ -170,7 +170,7 @@ class _Writer:
                     file[name] = None
             elif name not in _BOUNDS and self.often(f"no {name}", 0.1):
                 place["type"]["fields"] = [each for each in place["type"]["fields"] if each["name"] != name]
-        if not self.odd.plain:
+        if not self.odd.regular:
             self.garble(files)
         if self.often("more fields"):
             extra = {"name": "more", "field-id": 9000, "type": ["null", {"type": "map", "values": "double"}]}
@@ -204,7 +204,7 @@ class _Writer:
             if self.often(f"list: null {name}", 0.2):
                 for record in records:
                     record[name] = None
-        if not self.odd.plain:
+        if not self.odd.regular:
             for summary in (each for record in records for each in record["partitions"] or ()):
                 lower, upper = summary["lower_bound"], summary["upper_bound"]
                 if lower is not None and lower != upper and self.often("list: the wrong way round", 0.5):
@@ -227,7 +227,7 @@ class _Writer:
         data = json.dumps(document).encode()
         if self.often("byte order mark", 0.3):
             data = b"\xef\xbb\xbf" + data
-        if not self.odd.plain and self.often("gzip under a plain name"):
+        if not self.odd.regular and self.often("gzip under a plain name"):
             data = gzip.compress(data)
         path.write_bytes(data)
 

@@ -43,11 +43,11 @@ File = tuple[int, dict[int, Any]]
 
 
 @st.composite
-def files(draw: st.DrawFn, most: int = 3) -> list[File]:
+def files(draw: st.DrawFn, max_files: int = 3) -> list[File]:
     """Draw (spec id, partition value by the id of its stats) of files of one spec."""
     spec_id = draw(st.sampled_from([*SOURCES]))
     values = st.fixed_dictionaries({source: VALUES[source] for _, source in SOURCES[spec_id]})
-    return [(spec_id, partition) for partition in draw(st.lists(values, min_size=1, max_size=most))]
+    return [(spec_id, partition) for partition in draw(st.lists(values, min_size=1, max_size=max_files))]
 
 
 def entries(kind: ContentType, files: list[File], *, counts: bool) -> pa.Table:

@@ -110,9 +110,9 @@ class Model:
         have no deletes of their own. The first partition has the value null, the last files are not partitioned.
         """
         spec_id, tuples = (0, {}) if number < 0 else (1, {"partition": {"part": f"p{number}" if number else None}})
-        most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
+        keys = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
         count, known = self.rng.choice((0, 0, 1, 2, 3)), self.rng.choice((0.7, 0))
-        of_partition = self.deletes(f"x:eq{number}", count, *self.rng.choice(most), known=known)
+        of_partition = self.deletes(f"x:eq{number}", count, *self.rng.choice(keys), known=known)
         of_partition = of_partition if EQUALITY in self.kinds and spec_id else []
         sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
         sequences = sequences if POSITIONS in self.kinds else []

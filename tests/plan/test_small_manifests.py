@@ -53,16 +53,16 @@ def scanned(table: HandmadeTable, spark: SparkSession, row_filter: str = "true")
     return decoded(planned), len(planned.collect())
 
 
-def limit_entries(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(placement, "MOST_ENTRIES", most)
-    monkeypatch.setattr(reader, "MOST_WIDE_ENTRIES", most)
+def limit_entries(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(placement, "MOST_ENTRIES", limit)
+    monkeypatch.setattr(reader, "MOST_WIDE_ENTRIES", limit)
 
 
 def test_the_setting_limits_the_bytes_that_the_driver_decodes(table: HandmadeTable, spark: SparkSession) -> None:
     assert scanned(table, spark) == (DRIVER, FILES)
     size = sum(path.stat().st_size for path in (table.folder / "metadata").glob("m*.avro"))
-    for most, placement_of_plan in ((0, TASKS), (size - 1, TASKS), (size, DRIVER)):
-        spark.conf.set(BYTES, str(most))
+    for limit, placement_of_plan in ((0, TASKS), (size - 1, TASKS), (size, DRIVER)):
+        spark.conf.set(BYTES, str(limit))
         assert scanned(table, spark) == (placement_of_plan, FILES)
 
 

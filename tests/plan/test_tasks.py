@@ -156,11 +156,13 @@ SINGLE_VALUES: list[tuple[str, pa.DataType, list[Any]]] = [
 
 
 def test_values_are_the_same_text_in_spark_and_in_arrow(spark: SparkSession) -> None:
-    most = max(len(values) for _, _, values in SINGLE_VALUES)
-    columns = {"place": pa.array(range(most + 1))}
+    longest = max(len(values) for _, _, values in SINGLE_VALUES)
+    columns = {"place": pa.array(range(longest + 1))}
     for name, kind, values in SINGLE_VALUES:
         ticks = pa.int32() if pa.types.is_date(kind) else pa.int64()
-        padded = pa.array([*values, *[None] * (most + 1 - len(values))], ticks if pa.types.is_temporal(kind) else kind)
+        padded = pa.array(
+            [*values, *[None] * (longest + 1 - len(values))], ticks if pa.types.is_temporal(kind) else kind
+        )
         columns[name] = padded.view(kind) if pa.types.is_temporal(kind) else padded
     texts = [single_value(sql.col(f"`{name}`"), iceberg_type(name)) for name, _, _ in SINGLE_VALUES]
     results = by_both(spark, pa.table(columns), texts)

@@ -426,19 +426,19 @@ def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "matches"),
     [(text, [True, False, True]) for text in ("v = 4", "v > 4", "v <= 3", "v in (1, 5)", "v = 9 or v = 3", "v != 1")]
     + [(text, [True, False, False]) for text in ("v > 5", "v < 3", "v in (2, 6)")]
     + [("v is null", [True, True, False])],
 )
-def test_manifests_without_summaries_are_kept(text: str, kept: list[bool]) -> None:
+def test_manifests_without_summaries_are_kept(text: str, matches: list[bool]) -> None:
     schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
     flags, bounds = ("contains_null", "contains_nan"), ("lower_bound", "upper_bound")
     kind = pa.struct([*((name, pa.bool_()) for name in flags), *((name, pa.int32()) for name in bounds)])
     values = [None, {"contains_null": True}, {"contains_null": False, "lower_bound": 3, "upper_bound": 5}]
     summaries = pa.StructArray.from_arrays([pa.array(values, kind)], [str(SOURCE)])
     condition = summary_might_match(bind_filter(parse_filter(text), schema), summary_column)
-    assert by_arrow(pa.table({"partition": summaries}), [condition]) == [kept]
+    assert by_arrow(pa.table({"partition": summaries}), [condition]) == [matches]
 
 
 def summary_column(field_id: int) -> FieldSummary:

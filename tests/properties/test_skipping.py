@@ -250,9 +250,9 @@ class Inclusive(_InclusiveMetricsEvaluationVisitor):
             return True
         name = evaluate.__name__
         return any(
-            ("greater" in name or least <= value[:8]) and ("less" in name or value[:8] <= most)
+            ("greater" in name or least <= value[:8]) and ("less" in name or value[:8] <= highest)
             for value in literals
-            for least, most in ranges
+            for least, highest in ranges
         )
 
 
@@ -313,7 +313,9 @@ class Strict(_StrictMetricsEvaluationVisitor):
             return True
         if isinstance(field.field_type, t.UUIDType):
             ranges = self._uuid_range(field)
-            return bool(ranges) and all(not least <= value[:8] <= most for value in literals for least, most in ranges)
+            return bool(ranges) and all(
+                not least <= value[:8] <= highest for value in literals for least, highest in ranges
+            )
         return all(
             self._outside(field, literal, "lower_bounds") or self._outside(field, literal, "upper_bounds")
             for literal in literals
@@ -369,7 +371,7 @@ class Strict(_StrictMetricsEvaluationVisitor):
         ranges, half = self._uuid_range(field), literal.value[:8]
         is_less = "less" in evaluate.__name__
         counted = field.field_id in TOP_LEVEL and not self._can_contain_nulls(field.field_id)
-        return counted and any(most < half if is_less else least > half for least, most in ranges)
+        return counted and any(highest < half if is_less else least > half for least, highest in ranges)
 
 
 def _known_equal(left: int | None, right: int | None) -> bool:

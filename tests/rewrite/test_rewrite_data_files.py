@@ -157,8 +157,8 @@ def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp
     groups: dict[int, list[str]] = {}
     for row in whole.to_df().orderBy("file_group", "manifest_pos").collect():
         groups.setdefault(row.file_group, []).append(row.file_path)
-    for most in ("1", "7", "10", "1000"):
-        options = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": most}
+    for limit in ("1", "7", "10", "1000"):
+        options = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": limit}
         planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
         planner.init(options)
         theirs = [len(list(elements(group.rewrittenFiles()))) for group in iterate(planner.plan().groups())]

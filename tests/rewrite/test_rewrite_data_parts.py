@@ -34,13 +34,13 @@ def metadata(order: SortOrder = ORDER) -> Any:
     return new_metadata("file:///t", SCHEMA, SPEC, order, {}, 2)
 
 
-def next_fit(files: list[tuple[str | None, int]], most: int) -> list[list[int]]:
+def next_fit(files: list[tuple[str | None, int]], limit: int) -> list[list[int]]:
     """The places of files in groups, as Iceberg packs them: one open group, which ends where a file does not fit."""
     groups: list[list[int]] = []
     partition: Any = object()
     weight = 0
     for place, (key, size) in enumerate(files):
-        if key != partition or weight + size > most:
+        if key != partition or weight + size > limit:
             groups.append([])
             weight = 0
         partition, weight = key, weight + size
@@ -69,7 +69,7 @@ def test_files_are_packed_next_fit(seed: int) -> None:
 
 
 def test_sizes_of_new_files() -> None:
-    sizes = FileSizes(target=100, least=75, most=180)
+    sizes = FileSizes(target=100, least=75, greatest=180)
     assert sizes.written == 140
     assert {size: sizes.outputs(size) for size in (0, 99, 100, 109, 111, 175, 176, 1_050, 1_076)} == {
         0: 1, 99: 1, 100: 1, 109: 1, 111: 2, 175: 2, 176: 2, 1_050: 10, 1_076: 11,

@@ -50,7 +50,7 @@ def group(kind: pa.DataType) -> pa.StructType:
     return pa.struct([("value", pa.binary()), ("typed_value", kind)])
 
 
-def found(tmp_path: Path, rows: list[dict[str, Any] | None], typed: pa.DataType) -> list[Any]:
+def fields_read(tmp_path: Path, rows: list[dict[str, Any] | None], typed: pa.DataType) -> list[Any]:
     """The variants of a file, as Python values of PySpark's own decoder."""
     kind = pa.struct([("metadata", pa.binary()), *group(typed)])
     path = write(tmp_path / "f.parquet", pa.table({"v": pa.array(rows, kind)}))
@@ -83,7 +83,7 @@ def test_primitive_values(tmp_path: Path, kind: pa.DataType, values: list[Any]) 
     """All values are of the shredded type, except a null, a value of another type, and the null of the column."""
     rows = [{"metadata": metadata(), "typed_value": value} for value in values]
     others = [{"metadata": metadata()}, {"metadata": metadata(), "value": b"\x05a"}, None]
-    assert found(tmp_path, [*rows, *others], kind) == [*values, None, "a", None]
+    assert fields_read(tmp_path, [*rows, *others], kind) == [*values, None, "a", None]
 
 
 def test_types_that_spark_lacks(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_objects_and_arrays(tmp_path: Path) -> None:
         None,
         {"metadata": metadata("a", "b"), "typed_value": {"b": whole, "a": {"value": b"\x05z"}}},
     ]
-    assert found(tmp_path, rows, typed) == [
+    assert fields_read(tmp_path, rows, typed) == [
         {"b": 1, "a": ["x", 2, None, "y" * 300]},
         {"b": None, "c": 7},
         {"a": []},
@@ -138,9 +138,9 @@ def test_many_fields(tmp_path: Path) -> None:
     fields = {name: {"typed_value": index} for index, name in enumerate(names)}
     typed = pa.struct([(name, group(pa.int32())) for name in names])
     values = [*range(300)]
-    assert found(tmp_path, [{"metadata": encoded, "typed_value": fields}], typed) == [dict(zip(names, values))]  # noqa: B905
+    assert fields_read(tmp_path, [{"metadata": encoded, "typed_value": fields}], typed) == [dict(zip(names, values))]  # noqa: B905
     long = [{"metadata": metadata(), "typed_value": [{"typed_value": value} for value in values]}]
-    assert found(tmp_path, long, pa.list_(group(pa.int32()))) == [values]
+    assert fields_read(tmp_path, long, pa.list_(group(pa.int32()))) == [values]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_contradicts_the_specification(
     tmp_path: Path, row: dict[str, Any], typed: pa.DataType, problem: str
 ) -> None:
     with pytest.raises(CorruptFileError, match=problem):
-        found(tmp_path, [{"metadata": metadata()} | row], typed)
+        fields_read(tmp_path, [{"metadata": metadata()} | row], typed)
 
 
 # -- Writes, without Spark --------------------------------------------------------------------------------------------

@@ -147,9 +147,9 @@ def test_answers_are_what_pyiceberg_s_models_read(paged: Client):
         page = paged.tasks("many", token)
         assert page.headers["content-encoding"] == "gzip"
         assert 1 <= len(ScanTasks.model_validate_json(page.text).file_scan_tasks) <= BY_TASKS["page_tasks"]
-        plain = paged.tasks("many", token, headers={"Accept-Encoding": "identity"})
-        assert "content-encoding" not in plain.headers
-        assert plain.json() == page.json()
+        uncompressed = paged.tasks("many", token, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in uncompressed.headers
+        assert uncompressed.json() == page.json()
 
 
 def test_limits_need_few_files(client: Client, paged: Client):

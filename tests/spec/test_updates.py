@@ -172,8 +172,8 @@ def test_a_new_spec_of_a_tree_has_expressions() -> None:
     after = update_table_metadata(tree(), [update])
     assert written(after)["partition-specs"][-1] == {"spec-id": 7, "fields": [{"expr-id": 31}, {"expr-id": 34}]}
     assert after.last_column_id == 34
-    plain = update_table_metadata(parse(v4()), [update])
-    assert [field["source-id"] for field in written(plain)["partition-specs"][-1]["fields"]] == [1, 2]
+    updated = update_table_metadata(parse(v4()), [update])
+    assert [field["source-id"] for field in written(updated)["partition-specs"][-1]["fields"]] == [1, 2]
 
 
 def test_new_columns_are_numbered_above_expressions() -> None:

@@ -65,11 +65,11 @@ def place(files: Files, folder: Path) -> Path:
     """A folder with the files that are readable in this way: a FileIO parses # and ? as parts of a URL."""
     if not isinstance(files, IOFiles):
         return folder
-    plain = folder.parent / "plain"
-    plain.mkdir(exist_ok=True)
+    portable = folder.parent / "portable"
+    portable.mkdir(exist_ok=True)
     for name in PYARROWS:
-        (plain / name).write_bytes(name.encode())
-    return plain
+        (portable / name).write_bytes(name.encode())
+    return portable
 
 
 def names_for(files: Files) -> list[str]:

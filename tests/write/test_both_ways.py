@@ -208,12 +208,12 @@ def _refuse(_: SessionSource) -> SparkSession:
 
 def frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Return the rows as a DataFrame of one task."""
-    plain = {"name": pa.string(), "at": pa.timestamp("us", "UTC"), "key": pa.binary()}
+    supported = {"name": pa.string(), "at": pa.timestamp("us", "UTC"), "key": pa.binary()}
     for index, name in enumerate(table.column_names):
-        if name in plain:
+        if name in supported:
             column = table.column(name)
             stored = pa.chunked_array([chunk.storage for chunk in column.chunks]) if name == "key" else column
-            table = table.set_column(index, name, stored.cast(plain[name]))
+            table = table.set_column(index, name, stored.cast(supported[name]))
     return local_frame(spark, table).coalesce(1)
 
 
@@ -230,8 +230,8 @@ def described(table: Table) -> dict[str, Any]:
         "metadata": [*map(str, parts)],
         "summaries": [_summary(snapshot) for snapshot in table.snapshots()],
         "row ids": [(snapshot.first_row_id, snapshot.added_rows) for snapshot in table.metadata.snapshots],
-        "manifests": sorted(str(_plain(row, snapshots, {})) for row in manifests),
-        "entries": sorted(str(_plain(row, snapshots, contents)) for row in entries),
+        "manifests": sorted(str(_comparable(row, snapshots, {})) for row in manifests),
+        "entries": sorted(str(_comparable(row, snapshots, contents)) for row in entries),
         "deleted": _deleted(table, contents),
     }
 
@@ -287,21 +287,23 @@ _DIFFERENT = {"location", "file_size_in_bytes", "column_sizes", "split_offsets",
 _OF_DATA = {"lower_bounds", "upper_bounds", "content_stats"}
 
 
-def _plain(value: Any, snapshots: dict[int, int], contents: dict[str, str]) -> Any:
+def _comparable(value: Any, snapshots: dict[int, int], contents: dict[str, str]) -> Any:
     """Return a value of an entry, with the rows of files instead of their names."""
     if not isinstance(value, dict):
         return value
     left_out = _DIFFERENT if value.get("content_type") in (0, 4, None) else _DIFFERENT | _OF_DATA
-    plain = {name: _plain(child, snapshots, contents) for name, child in value.items() if name not in left_out}
-    if "snapshot_id" in plain:
-        plain["snapshot_id"] = snapshots.get(value["snapshot_id"])
-    if "referenced_file" in plain:
-        plain["referenced_file"] = contents.get(value["referenced_file"], value["referenced_file"] is not None)
-    if "deletion_vector" in plain:
-        plain["deletion_vector"] = plain["deletion_vector"] is not None
+    comparable = {
+        name: _comparable(child, snapshots, contents) for name, child in value.items() if name not in left_out
+    }
+    if "snapshot_id" in comparable:
+        comparable["snapshot_id"] = snapshots.get(value["snapshot_id"])
+    if "referenced_file" in comparable:
+        comparable["referenced_file"] = contents.get(value["referenced_file"], value["referenced_file"] is not None)
+    if "deletion_vector" in comparable:
+        comparable["deletion_vector"] = comparable["deletion_vector"] is not None
     if value.get("location") in contents:
-        plain["rows"] = contents[value["location"]]
-    return plain
+        comparable["rows"] = contents[value["location"]]
+    return comparable
 
 
 # -- Partition values -------------------------------------------------------------------------------------------------

@@ -368,14 +368,14 @@ def test_metadata_without_a_key(tmp_path: Path) -> None:
     path = Path(encrypted.table.metadata_location.removeprefix("file://"))
     document = json.loads(path.read_text())
     wrapping, of_list = document["encryption-keys"]
-    for kept, problem in (
+    for remaining, problem in (
         ([wrapping], f"encryption-keys has no key {re.escape(of_list['key-id'])}"),
         ([of_list], f"encryption-keys has no key {re.escape(wrapping['key-id'])}"),
         ([{**wrapping, "properties": {}}, of_list], "has no property KEY_TIMESTAMP"),
         ([{**wrapping, "encrypted-key-metadata": "?"}, of_list], "has no encrypted-key-metadata in base64"),
         ([{**wrapping, "properties": {"KEY_TIMESTAMP": "1"}}, of_list], "the key is wrong, or the bytes were changed"),
     ):
-        path.write_text(json.dumps(document | {"encryption-keys": kept}))
+        path.write_text(json.dumps(document | {"encryption-keys": remaining}))
         table = sm.load_table(str(path), properties=KEYS)
         with pytest.raises(EncryptionError, match=problem):
             table.scan().to_arrow()

@@ -141,8 +141,8 @@ class Writers:
         columns = {"id": pa.array(ids, pa.int64()), "part": pa.array(parts), "n": pa.array(numbers, pa.int32())}
         return local_frame(self.spark, pa.table(columns)).coalesce(1)
 
-    def new_rows(self, parts: str = PARTS, most: int = 2) -> Rows:
-        first, chosen = self.rng.randrange(LAST_ID), self.rng.sample(parts, self.rng.randint(1, min(most, len(parts))))
+    def new_rows(self, parts: str = PARTS, limit: int = 2) -> Rows:
+        first, chosen = self.rng.randrange(LAST_ID), self.rng.sample(parts, self.rng.randint(1, min(limit, len(parts))))
         return Counter((first + i, chosen[i % len(chosen)], self.rng.randrange(100)) for i in range(3))
 
     def scope(self) -> Scope:
@@ -402,8 +402,8 @@ def test_writers_that_overlap(
     writers.states.append((writers.table, writers.rows))
     steps = STEPS or (40 if SOAK else 9)
     while len(writers.told) < steps or writers.pending:
-        most = rng.randint(2, 4)
-        if len(writers.told) < steps and len(writers.pending) < most:
+        limit = rng.randint(2, 4)
+        if len(writers.told) < steps and len(writers.pending) < limit:
             writers.begin()
         else:
             writers.finish()

@@ -99,8 +99,8 @@ def test_types_that_are_taken(tmp_path: Path) -> None:
     table = new_table(tmp_path, *(kind for kind, _, _ in TAKEN))
     rows = pa.table({f"c{index}": values for index, (_, values, _) in enumerate(TAKEN)})
     (row,) = written(table.append(rows))
-    for (kind, values, expected), found in zip(TAKEN, row.values(), strict=True):
-        assert found == expected, (kind, values.type)
+    for (kind, values, expected), value in zip(TAKEN, row.values(), strict=True):
+        assert value == expected, (kind, values.type)
 
 
 @pytest.mark.parametrize(

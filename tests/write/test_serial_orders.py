@@ -293,8 +293,8 @@ def bounds(file: dict[str, Any]) -> tuple[str, str, int, int]:
     if file["content"]:
         part = (file.get("partition") or {}).get("part")
         return part or PARTS[0], part or PARTS[-1], 0, 1 << 40
-    (least,), (most,) = (struct.unpack("<q", of[1]) for of in (low, high))
-    return low[2].decode(), high[2].decode(), least, most
+    (least,), (greatest,) = (struct.unpack("<q", of[1]) for of in (low, high))
+    return low[2].decode(), high[2].decode(), least, greatest
 
 
 def changed(before: pa.Table, after: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
