@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,9 +231,10 @@ class LocalFiles:
 
 
 def _entries(folder: str, pattern: str) -> list[os.DirEntry[str]]:
+    matches = re.compile(translate(pattern)).match
     try:
         with os.scandir(local_path(folder)) as entries:
-            return [entry for entry in entries if fnmatchcase(entry.name, pattern)]
+            return [entry for entry in entries if matches(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         missing(folder)
 
