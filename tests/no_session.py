@@ -94,6 +94,7 @@ ARGUMENTS |= {
     "namespace_exists": {"namespace": "db"},
     "purge_table": {"identifier": "db.v2"},
     "register_table": None,  # needs a metadata file
+    "register_view": None,
     "rename_table": {"from_identifier": "db.v4", "to_identifier": "db.renamed"},
     "rename_view": {"from_identifier": "db.new_view", "to_identifier": "db.renamed_view"},
     "replace": {"view_version": QUERY},

@@ -77,6 +77,7 @@ def test_settings_that_a_running_session_can_not_change(spark: SparkSession) -> 
 STOPPED = """
 import logging, os, sys, tempfile
 import sparkmeta as sm
+from sparkmeta.errors import SessionError
 logging.basicConfig(stream=sys.stdout)
 logging.getLogger("sparkmeta.session").setLevel("INFO")
 from pyiceberg.schema import Schema

@@ -301,7 +301,7 @@ def test_iceberg_reads_our_views(jdbc: IcebergCatalog, spark: SparkSession) -> N
     view = jdbc.create_view("db.v", schema, {"spark": "SELECT id + 1 FROM t"}, properties={"comment": "c"})
     view = view.replace({"spark": "SELECT id + 2 FROM t"})
     assert row_texts(spark.table(f"{name}.db.v")) == row_texts(view.to_df()) == texts(2, 3, 4)
-    listed = [row.viewName for row in spark.sql(f"SHOW VIEWS IN {name}.db").collect()]
+    listed = [row.viewName for row in spark.sql(f"SHOW VIEWS IN {name}.db").collect() if not row.isTemporary]
     tables = [row.tableName for row in spark.sql(f"SHOW TABLES IN {name}.db").collect()]
     assert (listed, "v" in tables) == (["v"], False)
     spark.sql(f"CREATE OR REPLACE VIEW {name}.db.v (m) AS SELECT id FROM {name}.db.t")
