@@ -19,7 +19,7 @@ _IN_SCHEMAS: Final = {
     "timestamptz": "TIMESTAMP",
 }
 _SPARK: Final = {name: name for name in EXTRACTED} | {
-    "long": "bigint", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
+    "long": "bigint", "timestamp": "timestamp_ntz", "timestamptz": "timestamp_ltz",
 }  # fmt: skip
 
 

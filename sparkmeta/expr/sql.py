@@ -379,8 +379,12 @@ class _Scope:
 
 
 def _type_text(kind: DataType) -> str:
-    """Return a type as SQL spells it: `simpleString` leaves names unquoted, and fields out where there are many."""
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    """Return a type as SQL spells it.
+
+    `simpleString` leaves names unquoted, omits fields where there are many, and calls timestamps with a zone
+    `timestamp`, which `spark.sql.timestampType` may turn into timestamps without one.
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     match kind:
         case StructType():
@@ -390,6 +394,8 @@ def _type_text(kind: DataType) -> str:
             return f"array<{_type_text(kind.elementType)}>"
         case MapType():
             return f"map<{_type_text(kind.keyType)}, {_type_text(kind.valueType)}>"
+        case TimestampType():
+            return "timestamp_ltz"
     return kind.simpleString()
 
 

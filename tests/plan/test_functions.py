@@ -19,8 +19,8 @@ from pyiceberg.types import ListType, LongType, NestedField, StringType, StructT
 from pyspark.sql.types import StringType as SparkString
 from pyspark.sql.types import StructField as SparkField
 from pyspark.sql.types import StructType as SparkStruct
+from pyspark.sql.types import TimestampType, VariantVal
 from pyspark.sql.types import VariantType as SparkVariant
-from pyspark.sql.types import VariantVal
 
 import sparkmeta as sm
 from sparkmeta.errors import (
@@ -120,8 +120,9 @@ VALUES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("timestamps", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
 @pytest.mark.parametrize("path", [("a",), ("o", "it's")], ids=".".join)
-def test_extracted_values(spark: SparkSession, path: tuple[str, ...]) -> None:
+def test_extracted_values(spark: SparkSession, path: tuple[str, ...], timestamps: str) -> None:
     """Spark and the driver extract the same values, of the exact type only."""
     inside = [{path[-1]: value} for value, _ in VALUES]
     values = [variant(value if len(path) == 1 else {path[0]: value}) for value in inside]
@@ -130,7 +131,10 @@ def test_extracted_values(spark: SparkSession, path: tuple[str, ...]) -> None:
     frame = spark.createDataFrame([(val,) for val in vals], SparkStruct([SparkField("v", SparkVariant())]))
     column = sql.col("v")
     functions = {kind: function_value(VariantGet(path, kind), column) for kind in EXTRACTED}
-    by_spark = frame.selectExpr(*(f"{value.text} AS {kind}_" for kind, value in functions.items())).collect()
+    with configured(spark, {"spark.sql.timestampType": timestamps}):
+        extracted_values = frame.selectExpr(*(f"{value.text} AS {kind}_" for kind, value in functions.items()))
+        by_spark = extracted_values.collect()
+    assert extracted_values.schema["timestamptz_"].dataType == TimestampType()
     rows = pa.table({"v": pa.array(values, FILE_VARIANT)})
     for kind, value in functions.items():
         expected = [extracted.get(kind) for _, extracted in VALUES] + [None] * 4
