@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # -- Read the container: header, frames and blocks --------------------------------------------------------------------
 # Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals
-# of their records from the counts of the blocks before.
+# of their records from the counts of the preceding blocks.
 
 
 class Windows:
@@ -92,7 +92,7 @@ MAX_BLOCK_BYTES = 64 * 1024 * 1024
 _MAX_VARINT_BYTES = 10
 
 # The maximum compression ratio of deflate: 258 bytes for two bits.
-_DEFLATE_MOST = 1032
+_MAX_DEFLATE_RATIO = 1032
 _DEFLATE_BUFFER = 72 * 1024
 
 
@@ -174,7 +174,7 @@ class Cursor:
         raise CorruptFileError(self.location, field, self.position, "a number longer than 10 bytes")
 
     def text(self, field: str) -> bytes:
-        """Read a length and as many bytes, as Avro encodes bytes and strings."""
+        """Read a length and that many bytes, as Avro encodes bytes and strings."""
         size = self.long(field)
         if size > MAX_BLOCK_BYTES:
             raise CorruptFileError(self.location, field, size, f"more than {MAX_BLOCK_BYTES} bytes")
@@ -226,7 +226,7 @@ def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def schema_json(text: bytes) -> Any:
-    """Parse the JSON of a schema. Manifests of a table share few schemas, and no caller changes one."""
+    """Parse the JSON of a schema. Manifests of a table share few schemas, and no caller modifies them."""
     return json.loads(text)
 
 
@@ -327,7 +327,7 @@ def _deflate(packed: memoryview) -> bytes | bytearray:
     if _INFLATE is not None and len(packed) <= _DEFLATE_BUFFER:
         with suppress(_InflateError):  # too large for libdeflate, or invalid: zlib decides
             return _INFLATE(packed, _DEFLATE_BUFFER)
-    if len(packed) * _DEFLATE_MOST <= MAX_BLOCK_BYTES:
+    if len(packed) * _MAX_DEFLATE_RATIO <= MAX_BLOCK_BYTES:
         data: bytes = _ZLIB.decompress(packed, -15, _DEFLATE_BUFFER)
         return data
     stream = _ZLIB.decompressobj(-15)
@@ -453,7 +453,7 @@ _LOGICAL = {
     ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
     ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
 }
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
 class AvroFile:
@@ -487,7 +487,7 @@ class AvroFile:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
 
     def refuse_without_ids(self) -> None:
-        """Raise CorruptFileError if a field of a record lacks an id or shares it, or an array's items take no bytes."""
+        """Raise CorruptFileError if fields of a record lack ids or share them, or an array's items take no bytes."""
         by_field_ids(self.avro_schema, self._location)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -536,7 +536,7 @@ class _Types:
         self._location = location
 
     def of(self, schema: Any, depth: int = 0) -> pa.DataType:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise CorruptFileError(self._location, "avro.schema", depth, "its types are nested too deeply")
         if isinstance(schema, list):
             return self._union(schema, depth)

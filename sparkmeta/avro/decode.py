@@ -53,7 +53,7 @@ BATCH_BYTES = 4 << 20
 # Compressed bytes that fastavro decodes in the time that loading or compiling the machine takes.
 LOADING_BYTES = 1 << 20
 COMPILING_BYTES = 24 << 20
-# Maximum bytes of manifests that fastavro decodes before a program could be compiled.
+# fastavro decodes manifests below this size before a program could be compiled for them.
 SMALL_BYTES = 4096
 
 # Maximum keys for which searching the pairs of a map is faster than making a dict.
@@ -74,7 +74,7 @@ class Compiler:
         self._lock = Lock()
 
     def pays_for(self, size: int) -> bool:
-        """Return whether to decode the given number of bytes with a compiled program, and load it if so."""
+        """Return whether to decode `size` bytes with a compiled program. If so, the machine is loaded."""
         with self._lock:
             self._bytes_seen += size
             if self._ready is None and self._bytes_seen >= LOADING_BYTES:
@@ -82,7 +82,7 @@ class Compiler:
         return bool(self._ready) and size >= SMALL_BYTES
 
     def _prepared(self) -> bool | None:
-        """Return whether compiled programs work, and load them; None if this may pay off later."""
+        """Load the machine, and return whether it works; None if loading it may pay off later."""
         try:
             from sparkmeta.avro import machine
         except ImportError:
@@ -173,8 +173,8 @@ def refuse_foreign_tuples(
 ) -> None:
     """Refuse live entries with values of partition fields that the manifest's spec does not have.
 
-    A writer that labels tuples of an earlier spec with a later one makes files of unknown partitions, and deletes that
-    apply to unknown files. Fields without values, and missing ones, are harmless.
+    A writer that labels tuples of an earlier spec with a later one creates files of unknown partitions, and deletes
+    that apply to unknown files. Fields without values, and missing fields, are harmless.
 
     Raises:
         CorruptFileError: there is such an entry.
@@ -411,8 +411,8 @@ def record_batches(
 def part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
     """Yield the blocks that begin in the part's share of the file."""
     start, end = (len(data) * edge // part.parts for edge in (part.part, part.part + 1))
-    until = itertools.takewhile(lambda block: block.offset < end, read_blocks(data, header, part.location))
-    return (block for block in until if start <= block.offset)
+    blocks = itertools.takewhile(lambda block: block.offset < end, read_blocks(data, header, part.location))
+    return (block for block in blocks if start <= block.offset)
 
 
 def _decode_block(

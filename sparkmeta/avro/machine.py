@@ -234,7 +234,7 @@ def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
 
 @entry_point(types.void(DATA, LONGS, LONGS, BYTES))
 def take_bytes(data, starts, sizes, output):  # type: ignore[no-untyped-def]
-    """Copy slices of the data to `output`, one after the other. It has `PADDING` bytes more than they need."""
+    """Copy slices of the data to `output`, one after the other. `output` has `PADDING` bytes more than they need."""
     base, p = types.int64(data.ctypes.data), types.int64(output.ctypes.data)
     for row in range(len(starts)):
         start = base + starts[row]
@@ -243,7 +243,7 @@ def take_bytes(data, starts, sizes, output):  # type: ignore[no-untyped-def]
 
 @piece
 def _copy(source, end, p):  # type: ignore[no-untyped-def]
-    """Copy the bytes up to an end to p. Return the position after them. Up to 7 bytes there are overwritten."""
+    """Copy the bytes from `source` to `end` to p. Return the position after them: 7 bytes there may be overwritten."""
     for offset in range(0, end - source, 8):
         put(p + offset, word_at(source + offset))
     return p + (end - source)
@@ -306,7 +306,7 @@ def splice(data, records, edits, inserted, output, offsets):  # type: ignore[no-
     order of the values in a record. Their words are the positions where a value begins and ends, the number that
     replaces it, and the position and size in `inserted` of the bytes that follow the number. A negative position is no
     edit. `output` has room for the records, the inserted bytes, `NUMBER_BYTES` per edit, and `PADDING`. `inserted` has
-    a `PADDING`, too.
+    `PADDING` bytes at its end, too.
     """
     base, beginning = types.int64(data.ctypes.data), types.int64(output.ctypes.data)
     source = types.int64(inserted.ctypes.data)

@@ -111,7 +111,7 @@ _LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519),
 def write_manifest_list(
     manifests: pa.Table, format_version: int, properties: Mapping[str, str], location: str
 ) -> bytes:
-    """Return the bytes of a manifest list with rows of `MANIFEST_FILE_SCHEMA`, in their order.
+    """Encode rows of `MANIFEST_FILE_SCHEMA`, in their order, as a manifest list.
 
     Args:
         properties: the file's key-value metadata.
@@ -259,8 +259,8 @@ def _check_sizes(sizes: pa.Array, expected: int, spec_id: int, location: str) ->
 
 def _typed_summary(values: pa.StructArray, indices: np.ndarray[Any, Any], type_name: str) -> pa.StructArray:
     """Return a field's summaries with typed bounds; null if there is no summary, or if its bounds prove nothing."""
-    chosen = values.take(pa.array(indices, mask=indices < 0))
-    raw = [chosen.field(name) for name in BOUNDS]
+    summaries = values.take(pa.array(indices, mask=indices < 0))
+    raw = [summaries.field(name) for name in BOUNDS]
     lower, upper = (known_bounds(bound, type_name) for bound in raw)
     is_unknown = pa.array(indices < 0)
     if type_name != ANY:
@@ -268,7 +268,7 @@ def _typed_summary(values: pa.StructArray, indices: np.ndarray[Any, Any], type_n
             is_unknown = pc.or_(is_unknown, pc.and_(raw_bound.is_valid(), bound.is_null()))
     if (wrong := inverted(lower, upper, type_name)) is not None:
         is_unknown = pc.or_(is_unknown, pc.fill_null(wrong, False))
-    children = [chosen.field("contains_null"), chosen.field("contains_nan"), lower, upper]
+    children = [summaries.field("contains_null"), summaries.field("contains_nan"), lower, upper]
     typed = [pc.if_else(is_unknown, pa.scalar(None, child.type), child) for child in children]
     bound_type = bound_arrow_type(type_name)
     fields = [*list(SUMMARY_TYPE)[:2], *(pa.field(name, bound_type) for name in BOUNDS)]

@@ -378,7 +378,7 @@ def _hash_table(columns: dict[int, int], size: int) -> list[int]:
 
 
 BATCH_BYTES = 4 << 20
-"""Inflated bytes of a batch, without its last record. In addition to its blocks, a batch holds at most as much."""
+"""Maximum inflated bytes of a batch, without its last record. A batch needs at most as much again for its columns."""
 
 SLOT_BYTES = 32 * 1024 * 1024
 _SLOT = 16
@@ -453,7 +453,7 @@ def _run(
 ) -> Iterator[ColumnarRecords]:
     counts = np.array([block.count for block in blocks], np.int64)
     state = np.array([0, 0, counts[0], 0], np.int64)
-    code = program.code.copy()  # loops count in it
+    code = program.code.copy()  # loops store their counters in it
     slots = np.empty((program.columns, 2, min(max_records, int(counts.sum()))), np.int64)
     while state[machine.BLOCK] < len(blocks):
         slots[:, 0], slots[:, 1] = 0, -1
@@ -579,8 +579,8 @@ class ColumnarRecords:
             keys, lengths = np.empty_like(words), np.empty_like(words)
             count = machine.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
             _check_count(count, words)
-            of_bytes = column.kinds & machine.BYTES_VALUE
-            values = self._bytes(words, lengths, kind.item_type) if of_bytes else _numbers(words, None, kind.item_type)
+            has_bytes = column.kinds & machine.BYTES_VALUE
+            values = self._bytes(words, lengths, kind.item_type) if has_bytes else _numbers(words, None, kind.item_type)
             fields = [pa.field("key", kind.key_type, nullable=False), kind.item_field]
             items = pa.StructArray.from_arrays([_numbers(keys, None, kind.key_type), values], fields=fields)
         buffers = [_bitmap(sizes), pa.py_buffer(offsets)]

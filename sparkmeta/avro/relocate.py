@@ -48,18 +48,18 @@ _MANIFEST_PATH, _MANIFEST_LENGTH = 500, 501
 _DELETE_FIELDS = {None: {"file_path": DELETE_FILE_PATH_ID, "pos": DELETE_FILE_POS_ID}}
 
 SizesOf = Callable[[pa.Array], pa.Array]
-"""Returns the new sizes in bytes of files, given their locations before the change; null for files that are gone."""
+"""A function from the old locations of files to their new sizes in bytes; null for missing files."""
 
 
 def with_sizes(sizes: pa.Array, are_changed: pa.Array, new_sizes: pa.Array) -> pa.Array:
-    """Return sizes of files, some of them replaced by new ones unless these are null."""
+    """Return sizes of files with the changed ones replaced by `new_sizes`, except where these are null."""
     old_sizes = sizes.filter(are_changed)
     return pc.replace_with_mask(sizes, are_changed, pc.coalesce(new_sizes.cast(sizes.type), old_sizes))
 
 
 @dataclass(frozen=True)
 class _Values:
-    """New values of records, which begin and end with the same fields as before.
+    """New values in records. Other fields of the records stay.
 
     Attributes:
         texts: field id -> its new text, or (id of a metrics map, key of its item) -> the new value of the item.
@@ -77,17 +77,17 @@ class _ManifestChange:
     Attributes:
         relocation: the change of locations.
         sizes_of: see `SizesOf`; for live position delete files and deletion vectors.
-        of_deletes: whether it is a delete manifest.
+        is_delete_manifest: whether the manifest is a delete manifest.
     """
 
     relocation: Relocation
     sizes_of: SizesOf
-    of_deletes: bool
+    is_delete_manifest: bool
 
     @property
     def projection(self) -> EntryProjection:
-        """What the change needs of the entries."""
-        if not self.of_deletes:
+        """The columns and stats of entries that the change needs."""
+        if not self.is_delete_manifest:
             return EntryProjection.of({"location"})
         columns = {"location", "file_size_in_bytes", "referenced_file", "content_type"}
         return EntryProjection.of(columns, stats={DELETE_FILE_PATH_ID: "string"})
@@ -96,7 +96,7 @@ class _ManifestChange:
         """Return the new values of records."""
         locations = records.values(_LOCATION, pa.string())
         texts: dict[int | tuple[int, int], pa.Array] = {_LOCATION: relocated(locations, self.relocation)}
-        if not self.of_deletes:
+        if not self.is_delete_manifest:
             return _Values(texts, None)
         texts[_REFERENCED_FILE] = relocated(records.values(_REFERENCED_FILE, pa.string()), self.relocation)
         bounds = [records.metric(field_id, DELETE_FILE_PATH_ID, pa.binary()) for field_id in (_LOWER, _UPPER)]
@@ -221,7 +221,7 @@ def _encoded(
 
 
 def _set(file: dict[str, Any], key: int | tuple[int, int], value: Any) -> None:
-    """Set a field of a data_file, or the value of an item of its metrics maps, which has the item."""
+    """Set a field of a data_file, or the value of an item in one of its metrics maps, which must contain the item."""
     if isinstance(key, int):
         file[f"f{key}"] = value
         return
@@ -237,7 +237,7 @@ def _set(file: dict[str, Any], key: int | tuple[int, int], value: Any) -> None:
 # -- Copy the bytes around the values ---------------------------------------------------------------------------------
 
 
-_NONE = -1
+_NO_EDIT = -1
 
 
 def _spliced(
@@ -245,8 +245,8 @@ def _spliced(
 ) -> list[pa.BinaryArray] | None:
     """Return the changed entries of a manifest; None if fastavro has to encode them.
 
-    That is so if the schema can't be compiled, a value in a metrics map changes, whose block may state its size in
-    bytes, or a number takes more bytes than necessary.
+    fastavro encodes them if the schema can't be compiled, if a value in a metrics map changes, whose block may state
+    its size in bytes, or if a number takes more bytes than necessary.
     """
     record = record_of(schema.entry, DATA_FILE_FIELD_ID, location)
     assert record is not None
@@ -272,7 +272,7 @@ def _spliced(
 
 
 class _Splice:
-    """Replaces values of records that a compiled program has located.
+    """The replacement of values in records that a compiled program has located.
 
     Args:
         batch: the records, of a program with marks of where they begin, where the field after the size begins, and
@@ -296,13 +296,13 @@ class _Splice:
             if (column := batch.program.fields.get(field_id)) is not None:
                 start, size = batch.slots_of(column.slot)
                 lengths = pc.fill_null(pc.binary_length(new), 0).to_numpy().astype(np.int64)
-                place = used + np.cumsum(lengths) - lengths
-                edits[field_id] = self._edit(start, size, size >= 0, (start + size, lengths, place, lengths))
+                positions = used + np.cumsum(lengths) - lengths
+                edits[field_id] = self._edit(start, size, size >= 0, (start + size, lengths, positions, lengths))
             used += int(pc.sum(pc.binary_length(new)).as_py() or 0)
         if values.sizes is not None:
             old, valid = batch.slots_of(batch.program.fields[_SIZE].slot)
-            nothing = np.zeros_like(old)
-            new_values = after_size, values.sizes.to_numpy(), nothing, nothing
+            zeros = np.zeros_like(old)
+            new_values = after_size, values.sizes.to_numpy(), zeros, zeros
             edits[_SIZE] = self._edit(after_size, old, valid >= 0, new_values)
         ordered = [edits[field_id] for field_id in self._order if field_id in edits]
         if any(edit is None for edit in ordered):
@@ -327,7 +327,7 @@ class _Splice:
         width, last = _encoding(numbers)
         if (is_valid & (self._batch.data[np.maximum(end - 1, 0)] != last)).any():
             return None
-        return np.stack([np.where(is_valid, end - width, _NONE), *words])
+        return np.stack([np.where(is_valid, end - width, _NO_EDIT), *words])
 
 
 def _content(texts: pa.Array) -> np.ndarray[Any, Any]:

@@ -30,7 +30,7 @@ from sparkmeta.spec.entry import (
 
 MAX_DEPTH = 12
 
-_KEPT = ("type", "name", "items", "values", "size")
+_ATTRIBUTES = ("type", "name", "items", "values", "size")
 ARROW_PRIMITIVES = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -42,7 +42,7 @@ ARROW_PRIMITIVES = {
     "string": pa.string(),
 }
 """The Arrow types of Avro's primitive types."""
-_SMALLEST = {"null": 0, "float": 4, "double": 8}
+_SMALLEST_SIZES = {"null": 0, "float": 4, "double": 8}
 
 Keep = Callable[[int], bool]
 
@@ -141,18 +141,18 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
     and UUIDs, which are fixed with a logical type, are encoded as declared.
     """
 
-    def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
+    def change_tuple(record: dict[str, Any]) -> dict[str, Any]:
         names: set[str] = set()
         return _with_types(record, lambda kind: _bytes_for_fixed(kind, names))
 
-    changed_schema = _with_tuples(schema, of_tuple)
+    changed_schema = _with_tuples(schema, change_tuple)
     return changed_schema if changed_schema != schema else None
 
 
 def with_partition_ids(schema: dict[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
-    """Return the schema of manifest entries with other ids of partition fields: id -> new id."""
+    """Return the schema of manifest entries with partition field ids replaced: id -> new id."""
 
-    def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
+    def change_tuple(record: dict[str, Any]) -> dict[str, Any]:
         fields = [
             {**field, "field-id": ids[field["field-id"]]}
             if isinstance(field, dict) and field.get("field-id") in ids
@@ -161,16 +161,16 @@ def with_partition_ids(schema: dict[str, Any], ids: Mapping[int, int]) -> dict[s
         ]
         return {**record, "fields": fields}
 
-    return _with_tuples(schema, of_tuple)
+    return _with_tuples(schema, change_tuple)
 
 
 def _with_tuples(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of manifest entries with a changed record of partition fields."""
 
-    def of_file(record: dict[str, Any]) -> dict[str, Any]:
+    def change_file(record: dict[str, Any]) -> dict[str, Any]:
         return _with_types(record, lambda kind: _map_record(kind, change), PARTITION_FIELD_ID)
 
-    return _with_types(schema, lambda kind: _map_record(kind, of_file), DATA_FILE_FIELD_ID)
+    return _with_types(schema, lambda kind: _map_record(kind, change_file), DATA_FILE_FIELD_ID)
 
 
 def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:
@@ -227,7 +227,7 @@ def _rename(schema: Any, location: str, depth: int) -> Any:
         return [_rename(branch, location, depth + 1) for branch in schema]
     if not isinstance(schema, dict):
         raise CorruptFileError(location, "avro.schema", schema, "not an Avro schema")
-    attributes = {key: schema[key] for key in _KEPT if key in schema}
+    attributes = {key: schema[key] for key in _ATTRIBUTES if key in schema}
     kind = schema.get("type")
     if kind == "record":
         return {**attributes, "fields": _rename_fields(schema, location, depth)}
@@ -310,7 +310,7 @@ def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
     if isinstance(kind, list):
         return 1 + min((smallest_size(branch, sizes) for branch in kind), default=0)
     if not isinstance(kind, dict):
-        return sizes.get(kind) or _SMALLEST.get(kind, 1)
+        return sizes.get(kind) or _SMALLEST_SIZES.get(kind, 1)
     if kind["type"] == "record":
         return sum(smallest_size(field["type"], sizes) for field in kind["fields"])
     return int(kind["size"]) if kind["type"] == "fixed" else 1
@@ -405,17 +405,17 @@ def _map_record(kind: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 # Decoders get a schema in which each type is written out where it is used.
 
 
-# Id of a field, None for the file's record -> name -> id of the fields of its record.
+# Field id (None for the file's record) -> the ids of the fields in its record, by name.
 FieldNames = Mapping[int | None, Mapping[str, int]]
 
 LIST_FIELDS: FieldNames = {None: LIST_NAMES, PARTITION_SUMMARIES_ID: SUMMARY_NAMES}
 """The fields of a manifest list."""
 
 _NAMED = ("record", "error", "fixed", "enum")
-_DEEPEST = 64
+_MAX_EXPANDED_DEPTH = 64
 # Maximum types in a schema. Each reference counts as the types that it expands to.
-_MOST_TYPES = 200_000
-# Fields that neither have an id nor a known name get ids from here on, which no field of Iceberg has.
+_MAX_TYPES = 200_000
+# Fields with neither an id nor a known name get ids from this number on, which no field of Iceberg has.
 _WITHOUT_ID = 1 << 31
 
 
@@ -525,7 +525,7 @@ class _Expansion:
 
     def _count(self, depth: int) -> None:
         self._types += 1
-        if depth > _DEEPEST or self._types > _MOST_TYPES:
+        if depth > _MAX_EXPANDED_DEPTH or self._types > _MAX_TYPES:
             raise CorruptFileError(self._location, "avro.schema", self._types, "its types are nested too deeply")
 
 

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 # -- Encode Arrow columns ---------------------------------------------------------------------------------------------
 # Columns are encoded one by one, as arrays of bytes, and joined row by row in Arrow. There is no Python object per
-# row, except in a few rows: a commit of one file takes a tenth of the time so.
+# row, except for few rows: this makes a commit of one file ten times as fast.
 
 
-_NOTHING = b""
+_EMPTY = b""
 _NULL, _PRESENT, _END = b"\x00", b"\x02", b"\x00"
 
 
@@ -74,26 +74,26 @@ class ColumnEncoder:
         )
 
     def encoded(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
-        """Return the encoding of each value. A null encodes as null if the type is a union with it.
+        """Encode each value. A null is encoded as null if the type is a union with null.
 
         A column of nulls may have any Arrow type: a void partition field has the type of its values in other specs.
         """
-        if len(values) <= _FEW and _is_simple(values.type):
+        if len(values) <= _MAX_PYTHON_ROWS and _is_simple(values.type):
             return pa.array([_encoding(kind, value) for value in values.to_pylist()], pa.binary())
         if isinstance(kind, list):
             if values.null_count == len(values):
                 return pa.repeat(pa.scalar(_NULL, pa.binary()), len(values))
-            of_values = self.encoded(next(branch for branch in kind if branch != "null"), values)
+            encoded_values = self.encoded(next(branch for branch in kind if branch != "null"), values)
             if not values.null_count:
-                return _joined(_PRESENT, of_values)
-            return pc.if_else(values.is_valid(), _joined(_PRESENT, of_values), _NULL)
+                return _joined(_PRESENT, encoded_values)
+            return pc.if_else(values.is_valid(), _joined(_PRESENT, encoded_values), _NULL)
         if isinstance(kind, dict) and kind["type"] != "fixed":
             return self._complex(kind, values)
         return self._primitive(kind, values)
 
     def _primitive(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
         if kind == "null":
-            return pa.array([_NOTHING] * len(values), pa.binary())
+            return pa.array([_EMPTY] * len(values), pa.binary())
         if kind in ("int", "long"):
             return _numbers(as_numbers(values))
         if kind in ("boolean", "float", "double"):
@@ -115,24 +115,24 @@ class ColumnEncoder:
         return self.encoded(kind["type"], values)
 
     def _lists(self, items: Any, values: pa.Array) -> pa.BinaryArray:
-        """Return lists, or maps as lists of pairs: a block of items, unless there are none, and the end."""
-        offsets, inside = compact_lists(values)
+        """Encode lists, or maps as lists of pairs: a block of items, unless there are none, and then the end."""
+        offsets, elements = compact_lists(values)
         if pa.types.is_map(values.type):
-            encoded = self.records(items["fields"], inside.flatten(), len(inside))
+            encoded = self.records(items["fields"], elements.flatten(), len(elements))
         else:
-            encoded = self.encoded(items, inside)
+            encoded = self.encoded(items, elements)
         counts = pc.subtract(offsets.slice(1), offsets.slice(0, len(values)))
-        blocks = pc.binary_join(pa.ListArray.from_arrays(offsets, encoded), _NOTHING)
+        blocks = pc.binary_join(pa.ListArray.from_arrays(offsets, encoded), _EMPTY)
         return pc.if_else(pc.greater(counts, 0), _joined(_numbers(counts), blocks, _END), _END)
 
 
 def joined(parts: Sequence[pa.BinaryArray], rows: int) -> pa.BinaryArray:
     """Return the concatenated parts of each row."""
-    return _joined(*parts) if parts else pa.array([_NOTHING] * rows, pa.binary())
+    return _joined(*parts) if parts else pa.array([_EMPTY] * rows, pa.binary())
 
 
 # With more rows, Arrow is faster.
-_FEW = 32
+_MAX_PYTHON_ROWS = 32
 
 
 def _is_simple(kind: pa.DataType) -> bool:
@@ -158,11 +158,11 @@ def _encoding(kind: Any, value: Any) -> bytes:
                 pairs = zip(kind["fields"], value, strict=True)
                 return b"".join(_encoding(field["type"], item) for field, item in pairs)
             case "fixed":
-                return bytes(value or _NOTHING)
+                return bytes(value or _EMPTY)
         return _encoding(kind["type"], value)
     if kind in ("int", "long"):
         return encoded_long(value or 0)
-    content: bytes = value.encode() if isinstance(value, str) else value or _NOTHING
+    content: bytes = value.encode() if isinstance(value, str) else value or _EMPTY
     return encoded_long(len(content)) + content if kind in ("bytes", "string") else content
 
 
@@ -171,11 +171,11 @@ def _block(items: Sequence[bytes]) -> bytes:
 
 
 def _joined(*parts: Any) -> pa.BinaryArray:
-    return pc.binary_join_element_wise(*parts, _NOTHING)
+    return pc.binary_join_element_wise(*parts, _EMPTY)
 
 
 def _filled(values: pa.Array) -> pa.BinaryArray:
-    return pc.fill_null(values, _NOTHING) if values.null_count else values
+    return pc.fill_null(values, _EMPTY) if values.null_count else values
 
 
 # The least numbers of two bytes, of three, and so on.
@@ -192,9 +192,9 @@ def _numbers(values: pa.Array) -> pa.BinaryArray:
     digits = np.empty((len(zigzag), longest), np.uint8)
     for column in range(longest):
         digits[:, column] = (zigzag >> np.uint64(7 * column)) & np.uint64(0x7F)
-    places = np.arange(longest)
-    digits[places < lengths[:, None] - 1] |= 0x80
-    data = digits[places < lengths[:, None]]
+    indices = np.arange(longest)
+    digits[indices < lengths[:, None] - 1] |= 0x80
+    data = digits[indices < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
@@ -268,7 +268,7 @@ class ManifestFormat:
         codec: the codec's name in table properties.
         level: the compression level; None for a fast one.
         folder: the folder of the files.
-        name: the beginning of the files' names.
+        name: the prefix of the files' names.
         target_bytes: the target size of a manifest.
         writer: writes the files.
         spec_tuples: see `EntryProjection`.
@@ -354,7 +354,7 @@ def manifest_codec(metadata: TableMetadata) -> tuple[str, int | None]:
 
 
 def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
-    """Return entries as the bytes of a manifest, and its row in the manifest list with a new location.
+    """Encode entries as a manifest. Return its bytes, and its row in the manifest list with a new location.
 
     The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no
     live entry has one.
@@ -406,13 +406,13 @@ def _summaries(entries: pa.Table, form: ManifestFormat) -> list[dict[str, Any]] 
     summaries = []
     for field_id, kind in form.partition:
         values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
-        if kind == "uuid" and not _one_order(values):
+        if kind == "uuid" and not _have_one_order(values):
             return None
         summaries.append(_summary(values))
     return summaries
 
 
-def _one_order(uuids: pa.BinaryArray) -> bool:
+def _have_one_order(uuids: pa.BinaryArray) -> bool:
     """Return whether UUIDs have the same order by bytes and by two signed numbers, as Java compares them."""
     halves = ((value[0] & 0x80, value[8] & 0x80) for value in uuids.unique().drop_null().to_pylist())
     return len(set(halves)) < 2
@@ -444,7 +444,7 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
 
     Args:
         entries: all columns of content entries and `partition`, with inheritance applied. Metrics maps are columns, or
-            are made of `content_stats`.
+            are derived from `content_stats`.
     """
     values = {field_id: _value(entries, path) for field_id, path in V3_ENTRY_PATHS.items()}
     values |= {field_id: pa.repeat(pa.scalar(value), len(entries)) for field_id, value in REQUIRED_DEFAULTS.items()

@@ -1,4 +1,4 @@
-"""Which entries are live, and how many there are in manifests."""
+"""Live entries, and the counts of entries in manifests."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ ROW_COUNTS: Final = (*LIVE_ROWS, "deleted_rows_count")
 
 
 def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
-    """Return the counts of a manifest that lists and roots have, by the names of their fields.
+    """Return the counts that manifest lists and roots store for a manifest, by the names of their fields.
 
     These are the numbers of files and of their rows by status, and the least sequence number of live entries. It is
-    None if no live entry has a number. Entries that inherit their number don't count, since it is higher than all
+    None if no live entry has a number. Entries that inherit their number are ignored, since it is higher than all
     others.
 
     Args:
@@ -57,15 +57,15 @@ def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
     status, numbers = (pc.struct_field(version, name) for name in ("status", "sequence_number"))
     counts: dict[str, int | None] = {}
     for value in Status:
-        of_status = pc.equal(status, int(value))
-        counts[f"{value.name.lower()}_files_count"] = pc.sum(of_status).as_py() or 0
-        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
+        has_status = pc.equal(status, int(value))
+        counts[f"{value.name.lower()}_files_count"] = pc.sum(has_status).as_py() or 0
+        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(has_status)).as_py() or 0
     counts["min_sequence_number"] = pc.min(numbers.filter(is_live(entries))).as_py()
     return counts
 
 
 def sums(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
-    """Return the sum of some counts for each manifest; null if one of them is unknown.
+    """Return the sum of the named counts for each manifest; null if any of them is unknown.
 
     Args:
         manifests: rows with the counts in `manifest_stats`, as in roots, or as columns, as in manifest lists.
@@ -100,7 +100,7 @@ def estimated_entry_counts(manifests: pa.Table, size: str) -> pa.Array:
 
     Args:
         manifests: see `sums`.
-        size: the name of the column with the bytes of manifests; null is taken as 0.
+        size: the name of the column with the bytes of manifests; null counts as 0.
     """
     estimates = pc.divide(whole(manifests.column(size)), ENTRY_BYTES)
     return pc.fill_null(pc.coalesce(sums(manifests, FILE_COUNTS), estimates), 0)

@@ -25,7 +25,7 @@ def resolved(values: pa.Array, locations: Locations, file: str, field: str) -> p
     if pa.types.is_dictionary(values.type):
         dictionary = resolved(values.dictionary, locations, file, field)
         return values if dictionary is values.dictionary else pa.DictionaryArray.from_arrays(values.indices, dictionary)
-    # To compare prefixes takes a tenth of the time of a regular expression.
+    # Comparing prefixes takes a tenth of the time of matching a regular expression.
     scheme = re.match(SCHEME, values[0].as_py() or "") if len(values) else None
     if _all(pc.starts_with(values, locations.folder)) or (scheme and _all(pc.starts_with(values, scheme.group()))):
         return values
@@ -134,7 +134,7 @@ _LARGEST = "\U0010ffff"
 
 
 def relocated(values: pa.Array, relocation: Relocation) -> pa.Array:
-    """Return locations with another prefix. Others stay, and so do nulls. Values may be dictionary-encoded."""
+    """Replace the prefix of locations. Locations without it stay, and so do nulls. Values may be dictionary-encoded."""
     if pa.types.is_dictionary(values.type):
         return pa.DictionaryArray.from_arrays(values.indices, relocated(values.dictionary, relocation))
     folder = relocation.folder.replace("\\", "\\\\")
@@ -144,8 +144,8 @@ def relocated(values: pa.Array, relocation: Relocation) -> pa.Array:
 def relocated_bounds(lower: pa.Array, upper: pa.Array, relocation: Relocation) -> tuple[pa.Array, pa.Array]:
     """Return the bounds of paths in position delete files whose data files move.
 
-    Bounds may be truncated, also inside the prefix, and their order changes if only one has the prefix. Such bounds
-    become the least and the largest text. Equal bounds name a file, and stay equal.
+    Bounds may be truncated, even inside the prefix, and their order may change if only one of them has the prefix. Such
+    bounds become the least and the largest text. Equal bounds name a file, and stay equal.
     """
     bounds = lower, upper
     moved = [relocated(bound, relocation) for bound in bounds]

@@ -71,7 +71,7 @@ def stats_for_maps(projection: EntryProjection, column_types: Mapping[int, str])
 def with_metrics_maps(
     projection: EntryProjection, columns: frozenset[int], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of entries with stats of `columns` as batches of `projection.schema` with its metrics maps."""
+    """Convert batches of entries with stats of `columns` to batches of `projection.schema`, with its metrics maps."""
     for raw in batches:
         batch = with_plain_types(raw)
         stats = batch.column(CONTENT_STATS)
@@ -143,7 +143,7 @@ def stats_of_maps(
 
 
 def derived_stats(metrics: Mapping[str, pa.Array], type_name: str, sizes: pa.Array | None) -> dict[str, pa.Array]:
-    """Return children of `content_stats` that metrics maps don't have.
+    """Return the children of `content_stats` that metrics maps lack.
 
     Bounds of types that writers never truncate are tight.
 
@@ -205,7 +205,7 @@ def _decoded(raw: pa.Array, type_name: str, source: str, *, lenient: bool) -> pa
 
 # -- Inheritance from the manifest ------------------------------------------------------------------------------------
 # The table spec calls it Sequence Number Inheritance and First Row ID Inheritance.
-# This comes before any filter, since first row ids depend on every physical row before.
+# Inheritance precedes any filter, since first row ids depend on all preceding physical rows.
 
 
 @dataclass(frozen=True)
@@ -313,16 +313,16 @@ def part_of(row: Mapping[str, Any]) -> ManifestPart:
 
 def whole_manifests(manifests: pa.Table) -> pa.Table:
     """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one per manifest."""
-    every = np.arange(len(manifests))
-    return _parts(manifests, every, np.zeros_like(every), np.ones_like(every))
+    rows = np.arange(len(manifests))
+    return _parts(manifests, rows, np.zeros_like(rows), np.ones_like(rows))
 
 
 def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int | None) -> pa.Table:
     """Split manifests, rows of `TableState.manifests`, into parts for tasks: rows of `PART_SCHEMA`.
 
-    An Avro manifest longer than `split_bytes` has several parts, which decode different blocks, unless first row ids
-    are read, which are counted over the whole manifest. Rows are ordered so that any run has large and small manifests,
-    since Spark gives tasks runs of rows.
+    An Avro manifest longer than `split_bytes` is split into parts that decode different blocks. It is not split if its
+    first row ids are read, since they are counted over the whole manifest. Rows are ordered so that any run of rows
+    contains large and small manifests, since Spark assigns runs of rows to tasks.
     """
     sizes = manifests.column("file_size_in_bytes").to_numpy()
     counts = np.ones(len(manifests), np.int64)
@@ -344,21 +344,21 @@ def part_bytes(split_bytes: int | None) -> int:
 
 
 def _parts(manifests: pa.Table, rows: np.ndarray, numbers: np.ndarray, counts: np.ndarray) -> pa.Table:
-    """Return a part for each of some rows.
+    """Return parts of manifests as rows of `PART_SCHEMA`.
 
     Args:
         manifests: the manifests.
         rows: the index of the manifest of each part.
         numbers: the number of each part within its manifest.
-        counts: how many parts each manifest has.
+        counts: the number of parts of each manifest.
     """
-    version, taken = manifests.column("version_info"), pa.array(rows)
+    version, indices = manifests.column("version_info"), pa.array(rows)
     columns: dict[str, Any] = {
-        **{name: pc.struct_field(version, name).take(taken) for name in ("snapshot_id", "sequence_number")},
+        **{name: pc.struct_field(version, name).take(indices) for name in ("snapshot_id", "sequence_number")},
         "part": pa.array(numbers, pa.int32()),
         "parts": pa.array(counts[rows], pa.int32()),
     }
-    arrays = [columns[name] if name in columns else manifests.column(name).take(taken) for name in PART_SCHEMA.names]
+    arrays = [columns[name] if name in columns else manifests.column(name).take(indices) for name in PART_SCHEMA.names]
     return pa.Table.from_arrays(arrays, schema=PART_SCHEMA)
 
 
@@ -369,8 +369,8 @@ def _scattered(size: int) -> list[int]:
     return [index for index in reversed_bits if index < size]
 
 
-# -- Make content entries of raw records ------------------------------------------------------------------------------
-# The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
+# -- Build content entries from raw records ---------------------------------------------------------------------------
+# The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` builds batches from them.
 
 
 _IDS_BY_COLUMN: dict[str, tuple[int, ...]] = {}
@@ -556,14 +556,14 @@ class EntryBuilder:
         if self.projection.entry_filter is None:
             return None
 
-        pairs: dict[int, dict[str, pa.Array]] = {}
+        bounds_by_field: dict[int, dict[str, pa.Array]] = {}
 
         def values(source: Source, field_id: int, type_name: str) -> pa.Array:
             if source == PARTITION:
                 return records.partition(field_id, type_name)
-            if field_id not in pairs:
-                pairs[field_id] = _ordered(self._bounds(records, field_id, type_name), type_name)
-            return pairs[field_id][source]
+            if field_id not in bounds_by_field:
+                bounds_by_field[field_id] = _ordered(self._bounds(records, field_id, type_name), type_name)
+            return bounds_by_field[field_id][source]
 
         status, spec_ids = self._status(records), self.partition_spec_id(records)
         mask = _matching(self.projection, values, status, spec_ids, lambda: self.record_count(records))
@@ -640,9 +640,9 @@ def _matching(
         # Stats of a file with a negative record count are unknown.
         matching = pc.and_(matching, pc.or_(by_stats, pc.less(record_counts(), 0)))
     for spec_id, tests in projection.entry_filter.partitions:
-        of_spec = pc.equal(spec_ids, spec_id)
-        if pc.any(of_spec).as_py() and (passed := tests.passes(columns)) is not None:
-            matching = pc.and_(matching, pc.or_(passed, pc.invert(of_spec)))
+        has_spec = pc.equal(spec_ids, spec_id)
+        if pc.any(has_spec).as_py() and (passed := tests.passes(columns)) is not None:
+            matching = pc.and_(matching, pc.or_(passed, pc.invert(has_spec)))
     return matching
 
 

@@ -22,7 +22,7 @@ _MAP_TYPES = {
 }
 
 # Fields that every file's entry must have.
-_ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_count", "file_size_in_bytes"})
+_REQUIRED_FIELDS = frozenset({"location", "file_format", "version_info", "record_count", "file_size_in_bytes"})
 
 # Columns of the entries of v1-v3 manifests; manifest_stats belongs to roots only.
 FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
@@ -39,7 +39,7 @@ DV_COLUMNS = (
     "file_size_in_bytes",
     "referenced_file",
 )
-"""The columns of deletion vectors, and with which commits find files."""
+"""The columns that describe deletion vectors, and by which commits find files."""
 
 
 # Spec id -> its fields: (id in the spec's manifests, unique id, name in manifests).
@@ -63,7 +63,7 @@ class EntryFilter:
 
 @dataclass(frozen=True)
 class EntryProjection:
-    """The columns, partition fields and stats to read of entries. Picklable.
+    """The columns, partition fields and stats to read from entries. Picklable.
 
     Attributes:
         columns: top-level names of the content entry, and of metrics maps (`column_sizes`, ...).
@@ -71,8 +71,7 @@ class EntryProjection:
         stats: (column field id, Iceberg type name) of the fields of `content_stats`.
         entry_filter: the entries to read; None for all.
         spec_tuples: the partition fields of the table's specs.
-        as_written: whether to keep bounds in `content_stats` whose lower one is above the upper one, which prove
-            nothing.
+        as_written: whether `content_stats` includes inverted bounds: a lower bound above the upper one proves nothing.
     """
 
     columns: tuple[str, ...]
@@ -111,7 +110,7 @@ class EntryProjection:
     def schema(self) -> pa.Schema:
         """The Arrow schema of rows: the columns, projected `partition` and `content_stats`, `manifest`, `ordinal`."""
         types = _ENTRY_TYPES | _MAP_TYPES
-        fields = [pa.field(name, types[name], nullable=name not in _ALWAYS_THERE) for name in self.columns]
+        fields = [pa.field(name, types[name], nullable=name not in _REQUIRED_FIELDS) for name in self.columns]
         if self.partition:
             fields.append(pa.field(PARTITION, self.partition_type, nullable=False))
         if self.stats:

@@ -1,4 +1,4 @@
-"""Relations of entries: few are an Arrow table on the driver, many a DataFrame, with the same operations."""
+"""Relations of entries: few are an Arrow table on the driver, many a DataFrame. Both have the same operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HasSession(Protocol):
 
 
 class HasAccess(HasSession, Protocol):
-    """An object that also tells whether there is a session at all."""
+    """An object that also knows whether there is a session at all."""
 
     @property
     def access(self) -> FileAccess: ...
@@ -181,20 +181,20 @@ def mapped(rows: Relation, function: MapFunction, schema: pa.Schema | StructType
 
     Args:
         rows: the rows.
-        function: takes batches of rows and yields batches of `schema`.
-        schema: of the result.
+        function: accepts batches of rows, and yields batches of `schema`.
+        schema: the schema of the result.
     """
     return map_arrow(rows, function, schema)
 
 
 @_on_driver(lambda rows, function, _: function(rows))
 def mapped_together(rows: Relation, function: Callable[[pa.Table], pa.Table], schema: pa.Schema) -> Relation:
-    """Apply a function to all rows at once: for a DataFrame lazily, in one task, if there are any.
+    """Apply a function to all rows at once: for a DataFrame lazily, in one task, and only if there are rows.
 
     Args:
         rows: the rows.
-        function: takes a table and returns one of `schema`.
-        schema: of the result.
+        function: accepts a table, and returns a table of `schema`.
+        schema: the schema of the result.
     """
     from sparkmeta.arrow_types import spark_schema
 
@@ -204,7 +204,7 @@ def mapped_together(rows: Relation, function: Callable[[pa.Table], pa.Table], sc
 
 @_on_driver(lambda rows, count: rows.slice(0, count))
 def limited(rows: Rows, count: int) -> Rows:
-    """Return the first rows."""
+    """Return the first `count` rows."""
     return cast("Rows", rows.limit(count))
 
 
@@ -214,12 +214,12 @@ def nothing(rows: Rows) -> Rows:
 
 
 def head(rows: Relation, count: int) -> pa.Table:
-    """Return the first rows in memory. For many rows, runs a job."""
+    """Return the first `count` rows in memory. For many rows, runs a job."""
     return collected(limited(rows, count))
 
 
 def tail(rows: Relation, count: int) -> pa.Table:
-    """Return the last rows of a few in memory. For a DataFrame, runs a job that returns all rows."""
+    """Return the last `count` rows in memory, for few rows. For a DataFrame, runs a job that returns all rows."""
     table = collected(rows)
     return table.slice(max(0, len(table) - count))
 
@@ -250,7 +250,7 @@ def values(rows: Relation) -> Iterator[Any]:
 
 @_on_driver(evaluate.typed)
 def typed(rows: Rows, schema: pa.Schema) -> Rows:  # noqa: ARG001
-    """Return the columns of a schema in a table, with their types. A DataFrame has no others."""
+    """Return a table with the columns and types of a schema. A DataFrame has them already."""
     return rows
 
 
@@ -401,7 +401,7 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
 
 
 def matching_key(rows: Relation, others: Relation, key: Sql) -> Relation:
-    """Return the rows whose key occurs in other rows. Both have the columns that the key is computed of."""
+    """Return the rows whose key occurs in other rows. Both have the columns that the key is computed from."""
     columns = names(rows)
     rows, others = alike(rows, others)
     with_key, keys = with_columns(rows, key.alias(_KEY)), select(others, [key.alias(_KEY)])
@@ -415,7 +415,7 @@ def _among_on_driver(rows: pa.Table, column: str, values: pa.Array, *, absent: b
 
 @_on_driver(_among_on_driver)
 def among(rows: Rows, column: str, values: pa.Array, *, absent: bool = False) -> Rows:
-    """Return the rows whose value of a column is among values, or with `absent` the other rows.
+    """Return the rows whose value in a column is one of the values, or with `absent` the other rows.
 
     Spark sends the values to each task.
     """
@@ -441,7 +441,7 @@ def _pairs_on_driver(rows: pa.Table, others: pa.Table, key: str) -> pa.Table:
 
 @_on_driver(_pairs_on_driver)
 def pairs(rows: Relation, others: Relation, key: str) -> Relation:
-    """Return the pairs of rows with equal keys, which are texts, with the columns of both. Null equals no key.
+    """Return the pairs of rows with equal keys, which are texts, with the columns of both. Null matches no key.
 
     Args:
         rows: the rows.

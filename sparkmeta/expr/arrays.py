@@ -16,7 +16,7 @@ from sparkmeta.expr.types import bound_value
 
 
 _FIELD_ID_KEY = b"PARQUET:field_id"
-# The first key is for Parquet files, the second for the column attributes that Iceberg writes in ORC.
+# The first key is for Parquet files, the others for the column attributes that Iceberg writes in ORC.
 _KEYS = (_FIELD_ID_KEY, b"iceberg.id", b"ICEBERG:iceberg.id")
 
 
@@ -62,7 +62,7 @@ def indices_where(flags: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def with_plain_types(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
-    """Return rows with UTC and small offsets, as in this package's schemas; session settings may change both."""
+    """Return rows in UTC and with 32-bit offsets, as in this package's schemas. Session settings may change both."""
     return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
 
 
@@ -102,7 +102,7 @@ def sorted_indices(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:
 
 
 def identities(values: pa.Array) -> pa.Array:
-    """Return values that are equal if partition values are: floats as bits, since -0.0 is not 0.0 and NaN is NaN."""
+    """Return values that are equal if partition values are: floats as bits, so -0.0 is not 0.0, and NaN equals NaN."""
     if not pa.types.is_floating(values.type):
         return values
     nan = pa.scalar(float("nan"), values.type)
@@ -187,7 +187,7 @@ def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     The values of maps are structs of a key and a value. The array may be a slice, and may have values under its nulls.
     """
     if pa.types.is_map(array.type):
-        # Arrow casts no struct whose fields are not nullable and that has nulls.
+        # Arrow can't cast a struct with nulls whose fields are not nullable.
         entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
         buffers = array.buffers()[:2]
         array = pa.Array.from_buffers(
@@ -238,7 +238,7 @@ def uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
 
 
 def to_stream(rows: pa.Table, compression: str | None = None) -> bytes:
-    """Return a table as an Arrow IPC stream, which other processes, and Spark without a schema, can carry."""
+    """Serialize a table as an Arrow IPC stream, for other processes, or for Spark to carry without a schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
         stream.write_table(rows)

@@ -47,7 +47,7 @@ _ARROW_TYPES: Final = {
     ANY: pa.string(),
 }
 UNORDERED: Final = ("variant", "geometry", "geography")
-"""The beginnings of the names of types whose bounds have no order as bytes."""
+"""The prefixes of the names of types whose bounds have no order as bytes."""
 
 _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
@@ -237,11 +237,11 @@ def _numbers(values: pa.BinaryArray, type_name: str, arrow_type: pa.DataType) ->
     narrow = pc.equal(pc.binary_length(values), 4)
     if not pc.any(narrow).as_py():
         return _fixed_width(values, type_name, dtype)
-    narrow_values = _fixed_width(_only(values, narrow), type_name, narrow_dtype).astype(dtype)
+    narrow_values = _fixed_width(_null_unless(values, narrow), type_name, narrow_dtype).astype(dtype)
     if unit != 1:
         _check_days(values, narrow_values, type_name, unit)
         narrow_values *= unit
-    wide_values = _fixed_width(_only(values, pc.invert(narrow)), type_name, dtype)
+    wide_values = _fixed_width(_null_unless(values, pc.invert(narrow)), type_name, dtype)
     return np.where(np.asarray(pc.fill_null(narrow, False)), narrow_values, wide_values)
 
 
@@ -250,7 +250,7 @@ def _check_days(values: pa.BinaryArray, days: np.ndarray, type_name: str, unit: 
     _refuse(values, np.abs(days) > limit, type_name, "it is a date outside of the type's range")
 
 
-def _only(values: pa.BinaryArray, mask: pa.BooleanArray) -> pa.BinaryArray:
+def _null_unless(values: pa.BinaryArray, mask: pa.BooleanArray) -> pa.BinaryArray:
     return pc.if_else(mask, values, pa.scalar(None, values.type))
 
 
@@ -350,7 +350,7 @@ def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: st
 
 
 # -- Tests of bounds and partition values -----------------------------------------------------------------------------
-# The driver makes the tests, and pickles them for tasks. They are evaluated on Arrow arrays here, and in SQL by
+# The driver creates the tests, and pickles them for tasks. They are evaluated on Arrow arrays here, and in SQL by
 # `ColumnStats.passes`. Undecidable values pass.
 
 
@@ -404,7 +404,7 @@ class BoundTest:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for tests which differ only in the limit."""
+        """A key that is equal for tests that differ only in the limit and its inclusion."""
         return self.source, self.field_id, self.upward, self.waived_by, self.path, self.type_name
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
@@ -437,9 +437,9 @@ class AllOf:
         """Return whether each row passes; None if all do."""
         passed: pa.BooleanArray | None = None
         for test in self.tests:
-            of_test = test.passes(columns)
-            if of_test is not None:
-                passed = of_test if passed is None else pc.and_(passed, of_test)
+            test_passed = test.passes(columns)
+            if test_passed is not None:
+                passed = test_passed if passed is None else pc.and_(passed, test_passed)
         return passed
 
 
@@ -453,8 +453,8 @@ class AnyOf:
         """Return whether each row passes; None if all do."""
         passed: pa.BooleanArray | None = None
         for choice in self.choices:
-            of_choice = choice.passes(columns)
-            if of_choice is None:
+            choice_passed = choice.passes(columns)
+            if choice_passed is None:
                 return None
-            passed = of_choice if passed is None else pc.or_(passed, of_choice)
+            passed = choice_passed if passed is None else pc.or_(passed, choice_passed)
         return passed

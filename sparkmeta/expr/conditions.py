@@ -57,9 +57,9 @@ def fold(
             operands = results[-detail:]
             results[-detail:] = [join(node, operands)]
         elif isinstance(node, And | Or):
-            junction, operands_of = _chain(node, bool(detail))
-            pending.append((junction, len(operands_of)))
-            pending.extend(reversed(operands_of))
+            junction, chain_operands = _chain(node, bool(detail))
+            pending.append((junction, len(chain_operands)))
+            pending.extend(reversed(chain_operands))
         elif isinstance(node, Not):
             pending.append((node.child, not detail))
         else:
@@ -176,7 +176,7 @@ def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tu
 
 
 def _unsigned_zero(column: Sql, primitive: PrimitiveType) -> Sql:
-    """Replace -0.0 by 0.0, which also keeps Spark from using Parquet statistics, which ignore NaN and order zeros."""
+    """Replace -0.0 by 0.0. This also keeps Spark from using Parquet statistics, which ignore NaN and order zeros."""
     return column + sql.lit(0.0).cast(bound_type(primitive))
 
 
@@ -191,14 +191,15 @@ def prefix_end(prefix: str) -> str | None:
 
 
 # -- Conditions as SQL ------------------------------------------------------------------------------------------------
-# Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
+# Spark needs minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
 # literals therefore become a lambda over an array of literals.
 
 
 # A condition as SQL, or a constant.
 Truth = Sql | bool
 
-_WORTHWHILE: Final = 16
+# Minimum number of such operands that become a lambda.
+_MIN_LITERALS: Final = 16
 
 
 def all_of(*conditions: Truth) -> Truth:
@@ -300,7 +301,7 @@ def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
     if isinstance(leaf, BoundStartsWith | BoundNotStartsWith):
         return _number(shapes, object())
     field = leaf.term.ref().field
-    # Transforms and functions of columns have no id, but a name each.
+    # Transforms and functions of columns share an id, but each has its own name.
     key = object() if isinstance(field.field_type, UUIDType) else (type(leaf), field.field_id, field.name)
     return _number(shapes, key)
 
@@ -315,17 +316,19 @@ def _join(
     groups: dict[int, list[_Part]] = defaultdict(list)
     for part in parts:
         groups[part.shape].append(part)
-    if max(len(group) for group in groups.values()) < _WORTHWHILE:
+    if max(len(group) for group in groups.values()) < _MIN_LITERALS:
         return _Part(_number(shapes, (junction, *(part.shape for part in parts))), (junction, parts))
-    truths = [
-        truth
-        for group in groups.values()
-        for truth in ([_spread(junction, group, leaf)] if len(group) >= _WORTHWHILE else [p.truth(leaf) for p in group])
-    ]
+    truths: list[Truth] = []
+    for group in groups.values():
+        if len(group) >= _MIN_LITERALS:
+            truths.append(_over_literals(junction, group, leaf))
+        else:
+            truths += [part.truth(leaf) for part in group]
     return _Part(_number(shapes, object()), _junction_truth(junction, truths))
 
 
-def _spread(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpression], Truth]) -> Truth:
+def _over_literals(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpression], Truth]) -> Truth:
+    """Join parts of one shape by a lambda over an array of their literals."""
     rows = [list(part.literals()) for part in group]
     width = len(rows[0])
     if width == 0:

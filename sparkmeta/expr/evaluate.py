@@ -1,6 +1,7 @@
 """Evaluate expressions over Arrow tables, with the results of Spark SQL.
 
-The driver evaluates an expression for few entries, where a query of Spark would take longer to compile than to run.
+The driver evaluates expressions for small numbers of entries, for which Spark would take longer to compile a query than
+to run it.
 Each operation is applied to all rows at once, and to the elements of all lists at once.
 """
 
@@ -35,7 +36,7 @@ _CAST_TYPES: Final = {
     "array<int>": pa.list_(pa.int32()),
 }
 _INT_BITS: Final = 31
-_ROW: Final = "_place"
+_ROW: Final = "_row"
 # Parts of keys. Different tuples may have equal keys, since joined rows are compared in full afterwards.
 _NULL: Final = b"\0"
 _BETWEEN: Final = b"\1"
@@ -192,9 +193,9 @@ def _array(values: Values, length: int) -> pa.Array:
 
 def _equal(left: Values, right: Values) -> Values:
     if pa.types.is_struct(left.type):
-        either = pc.or_(left.is_null(), right.is_null()) if isinstance(left, pa.Array) else None
+        has_null = pc.or_(left.is_null(), right.is_null()) if isinstance(left, pa.Array) else None
         same = _same(left, right)
-        return same if either is None else pc.if_else(either, pa.scalar(None, pa.bool_()), same)
+        return same if has_null is None else pc.if_else(has_null, pa.scalar(None, pa.bool_()), same)
     equal = pc.equal(left, right)
     return pc.or_kleene(equal, pc.and_kleene(pc.is_nan(left), pc.is_nan(right))) if _floating(left, right) else equal
 
@@ -243,19 +244,19 @@ def _floating(left: Values, right: Values) -> bool:
 def _typed(compare: Callable[[Values, Values], Values]) -> Callable[[Values, Values], Values]:
     """Return a comparison that is null where an operand is the literal NULL, which has no type."""
 
-    def of_any_type(left: Values, right: Values) -> Values:
+    def compare_typed(left: Values, right: Values) -> Values:
         if pa.types.is_null(left.type) or pa.types.is_null(right.type):
             return pa.scalar(None, pa.bool_())
         return compare(left, right)
 
-    return of_any_type
+    return compare_typed
 
 
 def _junction(join: Callable[[Values, Values], Values]) -> Callable[..., Values]:
-    def of_many(*operands: Values) -> Values:
+    def join_all(*operands: Values) -> Values:
         return reduce(join, map(_flags, operands))
 
-    return of_many
+    return join_all
 
 
 def _flags(values: Values) -> Values:
@@ -274,7 +275,7 @@ def _is_nan(values: Values) -> Values:
 
 
 def _case(rows: _Rows, *branches: Sql) -> Values:
-    """Evaluate CASE: conditions and values in turn, and at last, if the number is odd, the other value."""
+    """Evaluate CASE. Branches are conditions and values in turn; if their number is odd, the last is the ELSE value."""
     pending: pa.Array = pa.array(np.arange(rows.length))
     chosen: list[tuple[pa.Array, Sql | None]] = []
     for condition, value in zip(branches[: len(branches) // 2 * 2 : 2], branches[1::2], strict=True):
@@ -292,8 +293,8 @@ def _case(rows: _Rows, *branches: Sql) -> Values:
     values = _merged(rows, chosen)
     if not pa.types.is_null(values.type):
         return values
-    nothing = rows.take(pa.array([], pa.int64()))
-    types = (nothing.evaluate(value).type for value in (*branches[1::2], *branches[len(branches) // 2 * 2 :]))
+    no_rows = rows.take(pa.array([], pa.int64()))
+    types = (no_rows.evaluate(value).type for value in (*branches[1::2], *branches[len(branches) // 2 * 2 :]))
     return _cast(values, next((kind for kind in types if not pa.types.is_null(kind)), pa.null()))
 
 
@@ -389,11 +390,11 @@ def _element(rows: _Rows, values: Sql, position: Sql) -> Values:
 
 
 def _contains(rows: _Rows, values: Sql, value: Sql) -> Values:
-    """Return whether lists have an element; null for null lists, and for lists that have a null instead."""
+    """Return whether lists contain a value; null for null lists, and for lists that contain null but not the value."""
     lists = rows.array(values)
     parents, elements = _elements(lists)
     same = _COMPARISONS["="](elements, rows.take(parents).evaluate(value))
-    return _some(lists, parents, _array(same, len(elements)))
+    return _any_element(lists, parents, _array(same, len(elements)))
 
 
 def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -414,14 +415,14 @@ def _exists(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
         return _junction(pc.or_kleene)(*_values_of_elements(rows, lists, variable, body))
     array, parents, _, holds = _over_elements(rows, lists, variable, body)
-    return _some(array, parents, holds)
+    return _any_element(array, parents, holds)
 
 
 def _forall(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
         return _junction(pc.and_kleene)(*_values_of_elements(rows, lists, variable, body))
     array, parents, _, holds = _over_elements(rows, lists, variable, body)
-    return pc.invert(_some(array, parents, pc.invert(holds)))
+    return pc.invert(_any_element(array, parents, pc.invert(holds)))
 
 
 def _values_of_elements(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> Iterator[Values]:
@@ -430,8 +431,8 @@ def _values_of_elements(rows: _Rows, elements: Sql, variable: Sql, body: Sql) ->
         yield rows.with_variables(**{variable.operands[0]: rows.evaluate(element)}).evaluate(body)
 
 
-def _some(lists: pa.Array, parents: pa.Array, holds: pa.Array) -> pa.Array:
-    """Return whether a condition holds for an element: null if it is null for some, and true for none."""
+def _any_element(lists: pa.Array, parents: pa.Array, holds: pa.Array) -> pa.Array:
+    """Return whether a condition holds for any element of each list; null if it is true for none and null for some."""
 
     def parents_with(flags: pa.Array) -> pa.Array:
         present = np.zeros(len(lists), bool)
@@ -498,7 +499,7 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
     arrays = [_array(value, rows.length) for value in values]
     parts = [_elements(array) for array in arrays]
     parents = np.concatenate([parents_of_part.to_numpy() for parents_of_part, _ in parts])
-    elements = pa.concat_arrays(_unified([of_array for _, of_array in parts]))
+    elements = pa.concat_arrays(_unified([array_elements for _, array_elements in parts]))
     nulls = reduce(pc.or_, (array.is_null() for array in arrays))
     order = pa.array(np.argsort(parents, kind="stable"))
     return _lists(np.bincount(parents, minlength=rows.length), elements.take(order), nulls)
@@ -539,7 +540,7 @@ def _extreme(function: str) -> Callable[[pa.Array, pa.Array], pa.Array]:
 
     def of_groups(values: pa.Array, offsets: pa.Array) -> pa.Array:
         columns = [part for field in _parts(values) for part in (field.is_valid(), field)]
-        names = [str(place) for place in range(len(columns))]
+        names = [str(index) for index in range(len(columns))]
         order = pc.sort_indices(pa.Table.from_arrays(columns, names), [(name, "ascending") for name in names])
         ranks = np.empty(len(values), np.int64)
         ranks[order.to_numpy()] = np.arange(len(values))
@@ -550,7 +551,7 @@ def _extreme(function: str) -> Callable[[pa.Array, pa.Array], pa.Array]:
 
 
 def _parts(values: pa.Array) -> list[pa.Array]:
-    """Return values as columns that Arrow groups and sorts by: itself, or whether a struct is null, and its fields."""
+    """Return columns by which Arrow groups and sorts values: the values, or the validity and fields of structs."""
     return [values.is_valid(), *values.flatten()] if pa.types.is_struct(values.type) else [values]
 
 
@@ -604,7 +605,7 @@ def _lookup(rows: _Rows, texts: tuple[str, ...], index: Sql) -> Values:
 
 
 def _key(values: Values) -> Values:
-    """Return a value that is equal for equal values. Spark's is a hash, so keys of both are never compared."""
+    """Return a key that is equal for equal values. Spark's key is a hash, so keys of both are never compared."""
     if not pa.types.is_struct(values.type):
         return values.cast(pa.binary())
     fields = [pc.fill_null(_text(field), _NULL) for field in values.flatten()]
@@ -628,7 +629,7 @@ def _substring(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
 
 
 def _translate(rows: _Rows, values: Sql, characters: Sql, replacements: Sql) -> Values:
-    """Replace characters in texts that have few distinct values."""
+    """Replace characters in texts. Each distinct text is translated once."""
     table = str.maketrans(characters.operands[0], replacements.operands[0])
     encoded = rows.array(values).dictionary_encode()
     translated = pa.array([text.translate(table) for text in encoded.dictionary.to_pylist()], pa.string())
@@ -645,7 +646,7 @@ def _hex(values: pa.Array) -> pa.Array:
 
 
 def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], Any], kind: pa.DataType | None = None) -> Values:
-    """Return the text of each value, by a function of the value in its physical form: days, ticks, bytes, a Decimal.
+    """Convert each distinct value by a function of its physical form: days, ticks, bytes, a Decimal.
 
     `kind` is the type of the function's results if they are not texts.
     """
@@ -655,20 +656,19 @@ def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], Any], kind: pa.
 
 
 def _map_part(rows: _Rows, values: Sql, keys: Sequence[int]) -> Values:
-    """Return the entries of maps with some keys, as a struct of `keys` and `values`, binary ones as hex; null if none.
+    """Return the entries of maps with given keys, as a struct of `keys` and `values`; null if there are none.
 
-    The order of the keys is that of the map.
+    Binary values become hex. Entries stay in the order of the map.
     """
     maps = rows.array(values)
     parents, entries = _elements(maps)
-    is_kept = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
-    parents_of_entries, chosen = parents.filter(is_kept), entries.filter(is_kept)
-    items = chosen.field("value")
+    is_selected = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
+    parents, entries = parents.filter(is_selected), entries.filter(is_selected)
+    items = entries.field("value")
     items = _hex(items) if pa.types.is_binary(items.type) else items
-    lengths = np.bincount(parents_of_entries.to_numpy(), minlength=len(maps))
+    lengths = np.bincount(parents.to_numpy(), minlength=len(maps))
     lists = [
-        _lists(lengths, values_of_list, pa.repeat(pa.scalar(False), len(maps)))
-        for values_of_list in (chosen.field("key"), items)
+        _lists(lengths, elements, pa.repeat(pa.scalar(False), len(maps))) for elements in (entries.field("key"), items)
     ]
     return pa.StructArray.from_arrays(lists, ["keys", "values"], mask=pa.array(lengths == 0))
 
@@ -691,7 +691,7 @@ def _to_json(rows: _Rows, struct: Sql, *_options: Sql) -> Values:
 
 
 def _json_or_null(rows: _Rows, value: Sql) -> Values:
-    """Return values as JSON."""
+    """Return values as JSON, and `null` for null."""
     return _filled(_json(rows.array(value)), "null")
 
 
@@ -714,11 +714,11 @@ def _json(values: pa.Array) -> pa.Array:
         texts = pa.ListArray.from_arrays(offsets, _filled(_json(elements), "null"))
         return _valid_like(values, pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", ""))
     if pa.types.is_string(kind):
-        is_odd = pc.match_substring_regex(values, _ESCAPED)
-        if is_odd.true_count:
-            is_odd = pc.fill_null(is_odd, False)
-            escaped = pa.array([text.translate(_ESCAPES) for text in values.filter(is_odd).to_pylist()], pa.string())
-            values = pc.replace_with_mask(values, is_odd, escaped)
+        is_escaped = pc.match_substring_regex(values, _ESCAPED)
+        if is_escaped.true_count:
+            is_escaped = pc.fill_null(is_escaped, False)
+            escaped = [text.translate(_ESCAPES) for text in values.filter(is_escaped).to_pylist()]
+            values = pc.replace_with_mask(values, is_escaped, pa.array(escaped, pa.string()))
         return pc.binary_join_element_wise('"', values, '"', "")
     if pa.types.is_floating(kind):
         numbers = values.dictionary_encode()

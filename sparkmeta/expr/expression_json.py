@@ -95,7 +95,7 @@ def junction_to_json(junction: Junction, operands: Sequence[str]) -> str:
 
 
 def sanitized_json(bound: BooleanExpression) -> str:
-    """Return the JSON of a bound, NOT-free expression with its values hidden, which may be personal data.
+    """Return the JSON of a bound, NOT-free expression with its values hidden, since they may be personal data.
 
     As in reports of Iceberg's Java library, texts replace them: a hash for strings and bytes, the kind of value for
     other types.
@@ -108,7 +108,7 @@ def leaf_to_json(leaf: BooleanExpression, shown_as: Callable[[str], Callable[[An
 
     Args:
         leaf: the predicate.
-        shown_as: returns how values of a type are shown; by default as the specification says.
+        shown_as: returns the function that formats values of a type; by default, they are as in the specification.
     """
     if not isinstance(leaf, BoundPredicate):
         return TRUE_JSON if isinstance(leaf, AlwaysTrue) else FALSE_JSON
@@ -175,11 +175,11 @@ def expression_from_json(tree: object) -> BooleanExpression:
     """Return the unbound filter in a decoded JSON value.
 
     Literals keep their kind, as in Iceberg's Java library: integers for dates (days) and timestamps (micros), text for
-    decimals, UUIDs, ISO dates and times, and hexadecimal bytes. What a literal means is known when the filter is bound.
+    decimals, UUIDs, ISO dates and times, and hexadecimal bytes. Binding the filter decides what they mean.
 
     Raises:
         InvalidFilterError: the value is not an expression.
-        UnsupportedError: it has a function, a reference by id, or a literal with a type of its own.
+        UnsupportedError: it contains a function, a reference by id, or a literal with a type of its own.
     """
     pending: list[Any] = [tree]
     results: list[BooleanExpression] = []

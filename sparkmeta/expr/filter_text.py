@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyiceberg.expressions.literals import Literal
 
 # Literals of pyiceberg's grammar, except truth values and strings with backslashes, and their conversions. Kinds are
-# tried in order. Lists have literals of one kind, or integers and decimals, which pyiceberg does not mix.
+# tried in order. Lists contain literals of one kind, or integers and decimals, which pyiceberg does not mix.
 _SPACE: Final = r"[ \t\n\r]*+"
 _LITERALS: Final[dict[str, Callable[[str], Literal[Any]]]] = {
     r"'(?:[^'\n\r\\]|'')*+'": lambda text: StringLiteral(text[1:-1].replace("''", "'")),
@@ -72,10 +72,10 @@ _SPELLED: Final = re.compile(
     re.DOTALL,
 )
 _LISTED_NAME: Final = re.compile(rf'((?:{_QUOTED_NAME}|[^",])*),', re.DOTALL)
-# Largest exponent of a number, since the grammar takes numbers without exponents only. Doubles end at 308.
-_MOST_EXPONENT: Final = 400
-# pyiceberg's grammar takes no text with line breaks, turns tabs into spaces, and takes no quoted name with these other
-# characters. Characters for private use that the filter lacks replace them while it parses.
+# Largest exponent of a number that is written out, since the grammar accepts no exponents. Doubles end at 308.
+_MAX_EXPONENT: Final = 400
+# pyiceberg's grammar accepts no line breaks in texts, turns tabs into spaces, and accepts none of the other characters
+# in quoted names. While it parses, characters for private use that the filter lacks replace them all.
 _NOT_IN_TEXTS: Final = "\n\r\t"
 _NOT_IN_NAMES: Final = f'{_NOT_IN_TEXTS}."\\'
 _PRIVATE: Final = range(0xE000, 0xF900)
@@ -98,7 +98,7 @@ _COMPARISON: Final = re.compile(
 _UNARY: Final = {IsNull: "IS NULL", NotNull: "IS NOT NULL", IsNaN: "IS NAN", NotNaN: "IS NOT NAN"}
 _PREFIXES: Final = {StartsWith: "LIKE", NotStartsWith: "NOT LIKE"}
 _SETS: Final = {In: "IN", NotIn: "NOT IN"}
-# Maximum literals of a list, and characters of a literal, in an error message.
+# Maximum number of literals of a list, and of characters of a literal, in an error message.
 _SHOWN_LITERALS: Final = 10
 _SHOWN_CHARS: Final = 100
 _JUNCTIONS: Final = {"and": And, "or": Or}
@@ -137,7 +137,7 @@ _HINTS: Final = {
 
 
 def _hint(predicate: str) -> str | None:
-    """Return what is wrong in a text that is no predicate, and what to write instead; None if unknown."""
+    """Return what is wrong in a text that is not a predicate, and what to write instead; None if unknown."""
     text = re.sub(r"'(?:[^']|'')*'", "''", predicate)
     return next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text, re.IGNORECASE)), None)
 
@@ -269,11 +269,11 @@ class _Parser:
         return parsed if self.text == self.given else fold(parsed, self._restored, _joined)
 
     def _hint(self, text: str) -> str:
-        """Return what to write instead of a text that is no predicate."""
+        """Return what to write instead of a text that is not a predicate."""
         return _hint(re.sub(rf'"{self._call_name}\d+"', "c", text)) or _EXPECTED
 
     def _respelled(self, match: re.Match[str]) -> str:
-        """Return a quoted text, a number, or the call of a function as pyiceberg's grammar takes it."""
+        """Return a quoted text, a number, or the call of a function as pyiceberg's grammar accepts it."""
         number = match["number"]
         if match["function"] is not None:
             return f'"{self._named_call(match)}"'
@@ -282,7 +282,7 @@ class _Parser:
         if number is None:
             return self._replaced(match[0], _NOT_IN_TEXTS)
         value = Decimal(number)
-        if abs(value.adjusted()) > _MOST_EXPONENT:
+        if abs(value.adjusted()) > _MAX_EXPONENT:
             return number
         text = f"{value:f}"
         return text if "." in text else f"{text}.0"
@@ -307,7 +307,7 @@ class _Parser:
         return text.translate({ord(character): given for given, character in self.replaced.items()})
 
     def _restored(self, leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
-        """Return a predicate with the calls, and the characters of its texts and names, that were replaced."""
+        """Return a predicate in which the replaced calls, and characters of texts and names, are put back."""
 
         def restored(literal: Literal[Any]) -> Literal[Any]:
             return StringLiteral(self._as_given(literal.value)) if isinstance(literal, StringLiteral) else literal

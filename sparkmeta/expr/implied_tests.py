@@ -50,10 +50,10 @@ _ORDERED: Final = (
     BooleanType, IntegerType, LongType, DecimalType, DateType, TimeType, TimestampType, TimestamptzType,
     TimestampNanoType, TimestamptzNanoType, StringType, BinaryType, FixedType,
 )  # fmt: skip
-# Maximum alternatives that are tested one by one. For more, only the loosest limits are tested.
+# Maximum number of alternatives that are tested one by one. For more, only the loosest limits are tested.
 FEW: Final = 8
 IN_LIMIT: Final = 200
-"""Maximum literals of an IN that are compared with bounds, as in Iceberg."""
+"""Maximum number of literals of an IN that are compared with bounds, as in Iceberg."""
 
 # (upward, inclusive, limit) of a test.
 _Range = tuple[bool, bool, Any]
@@ -67,12 +67,12 @@ def stats_tests(bound: BooleanExpression) -> AllOf:
     Args:
         bound: a bound filter without NOT.
     """
-    return fold(bound, partial(_of_ordered, tests=leaf_tests), _join)
+    return fold(bound, partial(_ordered_tests, tests=leaf_tests), _join)
 
 
 def partition_tests(bound: BooleanExpression) -> AllOf:
     """Return tests that a partition tuple passes if it satisfies a bound predicate without NOT."""
-    return fold(bound, partial(_of_ordered, tests=_value_tests), _join)
+    return fold(bound, partial(_ordered_tests, tests=_value_tests), _join)
 
 
 def leaf_tests(leaf: BooleanExpression) -> tuple[BoundTest, ...]:
@@ -93,7 +93,7 @@ def _value_tests(leaf: BoundPredicate) -> tuple[BoundTest, ...]:
     return tuple(BoundTest("partition", *_field(leaf), *limits) for limits in _ranges(leaf))
 
 
-def _of_ordered(
+def _ordered_tests(
     leaf: BooleanExpression, _negated: bool, *, tests: Callable[[BoundPredicate], tuple[BoundTest, ...]]
 ) -> AllOf:
     return AllOf(tests(leaf)) if isinstance(leaf, BoundPredicate) and _is_ordered(leaf) else AllOf()

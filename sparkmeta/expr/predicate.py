@@ -93,7 +93,7 @@ __all__ = [
 ]
 
 MAX_DEPTH: Final = 100
-"""Maximum alternating levels of AND and OR, since Spark's analysis is recursive."""
+"""Maximum number of alternating levels of AND and OR, since Spark's analysis is recursive."""
 
 COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
     BoundLessThan: operator.lt,
@@ -105,9 +105,9 @@ COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
 _UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
 _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
 _WITHOUT_NAN: Final = (*_DOWNWARD, BoundEqualTo, BoundIn, BoundNotNaN)
-# A comparison with a literal beyond the finite floats becomes a comparison with the greatest or least one, by the
-# literal's place and whether it is a lower limit. Infinities and NaN, which is greater than all others, remain beyond
-# it.
+# (Place of a literal beyond the finite floats, whether it is a lower limit) -> the comparison with the greatest or
+# least finite float that replaces the comparison with the literal. Infinities, and NaN, which is greater than all
+# others, are beyond these floats.
 _BEYOND_FLOATS: Final[Mapping[tuple[Place, bool], type[BoundPredicate]]] = {
     (Place.ABOVE_MAX, False): BoundLessThanOrEqual,
     (Place.ABOVE_MAX, True): BoundGreaterThan,
@@ -274,7 +274,7 @@ def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression
 
 
 def _literal(original: Literal[Any], value: Any) -> Literal[Any]:
-    """Return the literal of a value; the original one if it has this value, since making many literals takes time."""
+    """Return the literal of a value: the original if it has this value, since creating many literals takes time."""
     is_same = isinstance(original, LongLiteral | StringLiteral) and original.value is value
     return original if is_same else literal(value)
 
@@ -286,7 +286,7 @@ def _bound(kind: Any, *arguments: Any) -> BooleanExpression:
 
 
 def with_promoted_dates(bound: BooleanExpression, types: Mapping[int, PrimitiveType]) -> BooleanExpression:
-    """Bind a filter's predicates on dates anew, to the types that the columns were promoted to.
+    """Rebind a filter's predicates on dates to the types that the columns were promoted to.
 
     Args:
         bound: a bound filter without NOT.
@@ -299,8 +299,8 @@ def with_promoted_dates(bound: BooleanExpression, types: Mapping[int, PrimitiveT
         reference = leaf.term.ref() if isinstance(leaf, BoundPredicate) else None
         if not isinstance(reference, FieldReference) or reference.field.field_id not in types:
             return leaf
-        later = reference.field.model_copy(update={"field_type": types[reference.field.field_id]})
-        field = FieldReference(later, reference.accessor, reference.name)
+        promoted_field = reference.field.model_copy(update={"field_type": types[reference.field.field_id]})
+        field = FieldReference(promoted_field, reference.accessor, reference.name)
         match leaf:
             case BoundIn() | BoundNotIn():
                 placed = (place_literal(LongLiteral(day * DAY_MICROS), _primitive(field)) for day in leaf.value_set)
@@ -320,7 +320,7 @@ def _primitive(field: FieldReference) -> PrimitiveType:
 
 
 def referenced_ids(bound: BooleanExpression) -> set[int]:
-    """Return the ids of all fields in a bound expression, also the fields in transforms and functions."""
+    """Return the ids of all fields in a bound expression, including the sources of transforms and functions."""
     ids: set[int] = set()
 
     def visit(leaf: BooleanExpression, _negated: bool) -> None:

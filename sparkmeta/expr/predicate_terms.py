@@ -57,16 +57,16 @@ class SchemaFields:
     def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
         self.case_sensitive = case_sensitive
         self._schema = schema
-        self._by_name: dict[str, list[_Place]] = defaultdict(list)
-        for place in _places(schema.as_struct(), (), (), False, None):
-            self._by_name[self._key(place.name)].append(place)
+        self._by_name: dict[str, list[_LocatedField]] = defaultdict(list)
+        for located in _located_fields(schema.as_struct(), (), (), False, None):
+            self._by_name[self._key(located.name)].append(located)
 
     def _key(self, name: str) -> str:
         return name if self.case_sensitive else name.lower()
 
     def _hint(self, name: str) -> str:
         """Return a hint at existing names, for the end of an error message."""
-        return hint_at(name, [places[0].name for places in self._by_name.values() if places[0].container is None])
+        return hint_at(name, [fields[0].name for fields in self._by_name.values() if fields[0].container is None])
 
     def field_id(self, name: str) -> int:
         """Return the id of the field with a full name, also inside lists and maps.
@@ -76,16 +76,16 @@ class SchemaFields:
         Raises:
             InvalidArgumentError: the field does not exist or is ambiguous.
         """
-        places = self._by_name.get(self._key(name), [])
-        if len(places) > 1:
-            raise InvalidArgumentError(self._ambiguous(name, places))
+        candidates = self._by_name.get(self._key(name), [])
+        if len(candidates) > 1:
+            raise InvalidArgumentError(self._ambiguous(name, candidates))
         try:
-            return (places[0].field if places else self._schema.find_field(name, self.case_sensitive)).field_id
+            return (candidates[0].field if candidates else self._schema.find_field(name, self.case_sensitive)).field_id
         except ValueError:
             raise InvalidArgumentError(f"no column {shown(name)} in the schema{self._hint(name)}") from None
 
-    def _ambiguous(self, name: str, places: list[_Place]) -> str:
-        names = ", ".join(f"{place.name} (id {place.field.field_id})" for place in places)
+    def _ambiguous(self, name: str, candidates: list[_LocatedField]) -> str:
+        names = ", ".join(f"{candidate.name} (id {candidate.field.field_id})" for candidate in candidates)
         return f"column {shown(name)} is ambiguous: {names}"
 
     def find(self, name: str) -> FieldReference:
@@ -94,19 +94,19 @@ class SchemaFields:
         Raises:
             InvalidFilterError: the field does not exist, is ambiguous, or is inside a list or map.
         """
-        places = self._by_name.get(self._key(name), [])
-        if not places:
+        candidates = self._by_name.get(self._key(name), [])
+        if not candidates:
             raise InvalidFilterError(f"no column {shown(name)} in the schema{self._hint(name)}")
-        if len(places) > 1:
-            raise InvalidFilterError(self._ambiguous(name, places))
-        (place,) = places
-        if place.container is not None:
-            raise InvalidFilterError(f"column {place.name} is inside {place.container}: filters can't test it")
-        field = place.field.model_copy(update={"required": not place.optional})
-        return FieldReference(field, _accessor(place.positions), place.name)
+        if len(candidates) > 1:
+            raise InvalidFilterError(self._ambiguous(name, candidates))
+        (located,) = candidates
+        if located.container is not None:
+            raise InvalidFilterError(f"column {located.name} is inside {located.container}: filters can't test it")
+        field = located.field.model_copy(update={"required": not located.optional})
+        return FieldReference(field, _accessor(located.positions), located.name)
 
 
-class _Place(NamedTuple):
+class _LocatedField(NamedTuple):
     """A field in a schema.
 
     Attributes:
@@ -124,23 +124,24 @@ class _Place(NamedTuple):
     container: str | None
 
 
-def _places(
+def _located_fields(
     struct: StructType, names: tuple[str, ...], positions: tuple[int, ...], optional: bool, container: str | None
-) -> Iterator[_Place]:
+) -> Iterator[_LocatedField]:
     """Yield every field in a struct."""
     for position, field in enumerate(struct.fields):
-        path, at = (*names, field.name), (*positions, position)
-        place = _Place(field, ".".join(path), at, optional or not field.required, container)
-        yield place
+        path, steps = (*names, field.name), (*positions, position)
+        located = _LocatedField(field, ".".join(path), steps, optional or not field.required, container)
+        yield located
         match field.field_type:
             case StructType() as inner:
-                yield from _places(inner, path, at, place.optional, container)
+                yield from _located_fields(inner, path, steps, located.optional, container)
             case ListType() as elements:
-                inside = container or f"list {place.name}"
-                yield from _places(StructType(elements.element_field), path, at, True, inside)
+                inside = container or f"list {located.name}"
+                yield from _located_fields(StructType(elements.element_field), path, steps, True, inside)
             case MapType() as entries:
-                inside = container or f"map {place.name}"
-                yield from _places(StructType(entries.key_field, entries.value_field), path, at, True, inside)
+                inside = container or f"map {located.name}"
+                pair = StructType(entries.key_field, entries.value_field)
+                yield from _located_fields(pair, path, steps, True, inside)
 
 
 def _accessor(positions: tuple[int, ...]) -> Accessor:
@@ -149,7 +150,7 @@ def _accessor(positions: tuple[int, ...]) -> Accessor:
 
 
 # -- Predicates on transforms and functions of columns ----------------------------------------------------------------
-# Engines send predicates such as day(ts) = '2026-01-31' to have partitions selected. A partition field of the same
+# Engines send predicates such as day(ts) = '2026-01-31' to select partitions. A partition field of the same
 # transform decides them. Statistics say nothing about them, and rows can't be tested for them.
 #
 # Functions such as lower(name) are computed for rows. Trees may have expressions, whose statistics decide predicates on
@@ -243,7 +244,7 @@ def transform_of(leaf: BooleanExpression) -> TransformReference | None:
 
 
 def has_transforms(bound: BooleanExpression) -> bool:
-    """Return whether a bound filter has predicates on transforms, which are no functions."""
+    """Return whether a bound filter contains predicates on transforms that are not functions."""
     return _has(bound, lambda reference: not isinstance(reference.transform, Function))
 
 

@@ -62,13 +62,13 @@ def residual(
         predicates on source columns of the spec, or with more than 20 alternating levels of AND and OR, is returned
         unchanged.
     """
-    if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
+    if _decidable(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
         return literal(expression_to_json(bound))
     text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, value, literal, types), partial(_join, literal))
     return literal(text) if isinstance(text, str) else text
 
 
-def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
+def _decidable(bound: BooleanExpression, spec: PartitionSpec) -> int:
     """Return the number of predicates that a tuple may decide."""
     sources = {field.source_id for field in spec.fields}
 
@@ -117,7 +117,8 @@ def _join(literal: Literal, junction: Junction, operands: list[Text]) -> Text:
         return absorbing
     merged = _merge_constants(junction, terms)
     while len(merged) > 1:
-        merged = [_join_columns(literal, junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
+        starts = range(0, len(merged), _CHUNK)
+        merged = [_join_columns(literal, junction, merged[start : start + _CHUNK]) for start in starts]
     return merged[0] if merged else neutral
 
 

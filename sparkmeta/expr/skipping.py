@@ -163,9 +163,9 @@ class ColumnStats:
 
     @cached_property
     def inverted(self) -> Truth:
-        """Whether the bounds prove nothing of ranges: the lower bound is above the upper one.
+        """Whether the bounds prove nothing about ranges, because the lower bound is above the upper one.
 
-        A single bound of UUIDs proves nothing either, since it does not tell the order.
+        A single bound of UUIDs proves nothing either, since it does not show their order.
         """
         is_uuid = isinstance(self.field_type, UUIDType)
         if self.lower.column is None or self.upper.column is None:
@@ -175,16 +175,16 @@ class ColumnStats:
         return all_of(_certainly(self.lower.column > self.upper.column), negated(self.lower.nan))
 
     def excludes(self, uuids: Collection[bytes]) -> Truth:
-        """Return whether the bounds of UUIDs are signed, and all UUIDs are outside.
+        """Return whether the bounds of UUIDs are in signed order, and all the UUIDs are outside of them.
 
         The values are then at least the lower bound, which is negative, or at most the upper one, which is not.
         """
         lower, upper = self.lower, self.upper
         if lower.column is None or upper.column is None:
             return False
-        around = any_of(*(any_of(lower.allows(operator.le, uuid), upper.allows(operator.ge, uuid)) for uuid in uuids))
+        inside = any_of(*(any_of(lower.allows(operator.le, uuid), upper.allows(operator.ge, uuid)) for uuid in uuids))
         signed = all_of(lower.column >= _FIRST_NEGATIVE, upper.column < _FIRST_NEGATIVE)
-        return all_of(_certainly(as_column(signed)), negated(around))
+        return all_of(_certainly(as_column(signed)), negated(inside))
 
     @cached_property
     def all_null(self) -> Truth:
@@ -192,7 +192,7 @@ class ColumnStats:
 
     @cached_property
     def no_null(self) -> Truth:
-        """Whether no row is null. Rows with a null parent struct are null, and may be missing in the counts."""
+        """Whether no row is null. Rows with a null parent struct are null, and may be missing from the counts."""
         return all_of(_known_zero(self.stats.null_value_count), negated(self._some_uncounted))
 
     @cached_property
@@ -351,8 +351,8 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), filter_stats)
     pushed = [any_of(record_count.isNull(), record_count < 0, test) for test in tests]
-    whole = as_column(all_of(counted != 0, exact))
-    return sql.spelled(as_column(all_of(counted != 0, *pushed, exact)), whole.operation, *whole.operands)
+    by_driver = as_column(all_of(counted != 0, exact))
+    return sql.spelled(as_column(all_of(counted != 0, *pushed, exact)), by_driver.operation, *by_driver.operands)
 
 
 def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:
@@ -426,7 +426,7 @@ class _FilterStats:
         if key not in self._by_key:
             # Structs, lists and maps themselves have no stats.
             field_stats = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
-            field_stats = _of_field(field_stats, path, field.field_type) if path else field_stats
+            field_stats = _variant_field_stats(field_stats, path, field.field_type) if path else field_stats
             self._by_key[key] = ColumnStats(field_stats, self._record_count, field.field_type)
         return self._by_key[key]
 
@@ -435,7 +435,7 @@ class _FilterStats:
         return self._by_key[test.field_id, test.path, test.type_name]
 
 
-def _of_field(stats: FieldStats, path: str, kind: IcebergType) -> FieldStats:
+def _variant_field_stats(stats: FieldStats, path: str, kind: IcebergType) -> FieldStats:
     """Return the stats of a field of variants. Only tasks and the driver know its bounds, not Spark."""
     unknown = sql.lit(None).cast(spark_type(kind))
     lower, upper = (
@@ -451,7 +451,7 @@ def _pushed(tests: AllOf, filter_stats: _FilterStats) -> list[Truth]:
     choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
     conditions = [filter_stats.of_test(test).either_passes(test) for test in simple]
     return conditions + [
-        any_of(*(all_of(*_pushed(choice, filter_stats)) for choice in any_of_)) for any_of_ in choices[:FEW]
+        any_of(*(all_of(*_pushed(choice, filter_stats)) for choice in alternatives)) for alternatives in choices[:FEW]
     ]
 
 

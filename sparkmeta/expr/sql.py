@@ -3,7 +3,7 @@
 An expression is a tree of operations. The driver evaluates it (`expr.evaluate`). Spark gets its text, which is
 rendered when Spark needs it.
 
-On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These expressions stay
+On classic Spark, each operation on a Column is a call into the JVM, and a plan needs thousands. These expressions stay
 in Python until the whole expression is passed to Spark.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,:;/=+*#@(){}[]<>|&!?^~%")
+_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,:;/=+*#@(){}[]<>|&!?^~%")
 _SEPARATOR: Final = "\x00"
 _NAMES: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
@@ -162,8 +162,8 @@ class Aliased(Sql):
         return super().column().alias(self.name)
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        nothing, values = super().__getstate__()
-        return nothing, values | {"name": self.name}
+        _, slots = super().__getstate__()
+        return None, slots | {"name": self.name}
 
     @property
     def selected(self) -> str:
@@ -233,7 +233,7 @@ def _literal(value: bool | str | float | None) -> str:
 
 def string_literal(text: str) -> str:
     """Return a SQL string literal that does not depend on settings for escapes."""
-    return f"'{text}'" if _PLAIN.issuperset(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
+    return f"'{text}'" if _SAFE.issuperset(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def call(name: str, *arguments: object) -> Sql:
@@ -281,7 +281,7 @@ size: Final = partial(call, "size")
 
 
 def number_of_key(texts: Sql, key: str) -> Sql:
-    """Return the number in a map of texts; null if there is no such key, or its text is no whole number of 64 bits."""
+    """Return the number in a map of texts; null if there is no such key, or its text is not a 64-bit integer."""
     return Sql("number of key", texts, key)
 
 
@@ -381,8 +381,8 @@ class _Scope:
 def _type_text(kind: DataType) -> str:
     """Return a type as SQL spells it.
 
-    `simpleString` leaves names unquoted, omits fields where there are many, and calls timestamps with a zone
-    `timestamp`, which `spark.sql.timestampType` may turn into timestamps without one.
+    `simpleString` does not quote names, omits fields of large structs, and calls timestamps with a zone `timestamp`,
+    which `spark.sql.timestampType` may turn into timestamps without a zone.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 

@@ -95,7 +95,7 @@ _TICKS_PER_SECOND: Final = {
 def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec) -> BooleanExpression:
     """Return a filter's inclusive projection to the partition tuples of matching rows.
 
-    If it is false of a tuple, no row of the partition matches.
+    If it is false for a tuple, no row of the partition matches.
 
     Args:
         bound: a bound filter without NOT. Its columns have the types of the tuples' sources.
@@ -118,7 +118,7 @@ def strict_projection(bound: BooleanExpression, spec: PartitionSpec) -> BooleanE
 def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
     """Return the part of a filter that its inclusive projection does not decide; TRUE if it decides everything.
 
-    Terms of the filter's AND that use only identity-partitioned columns are removed, since they are true of every row
+    Terms of the filter's AND that use only identity-partitioned columns are removed, since they are true for every row
     if the tuple satisfies the projection. Comparisons of floating point numbers stay, since a NaN passes the projection
     of a two-valued filter that does not select it.
 
@@ -157,7 +157,7 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, *, strict: bool) -> 
 
     projected = fold(bound, project, junction_of)
     # A bucket of several columns guarantees nothing about any of them.
-    several = [] if strict else [_on_columns(bound, field, at) for at, field in enumerate(spec.fields)]
+    several = [] if strict else [_on_columns(bound, field, position) for position, field in enumerate(spec.fields)]
     return junction_of(And, [projected, *several])
 
 
@@ -226,9 +226,9 @@ def _on_bucket(
     return None
 
 
-# The limit of combinations of values that a filter selects. A bucket is computed for each.
-_MOST_COMBINATIONS: Final = 10_000
-# Columns that a filter limits to few values -> the bytes that buckets hash of these. None is null.
+# Maximum number of combinations of values that a filter selects. A bucket is computed for each.
+_MAX_COMBINATIONS: Final = 10_000
+# Column id -> the only values that a filter allows, as the bytes that buckets hash. None is null.
 _Limits = dict[int, frozenset[bytes | None]]
 
 
@@ -258,22 +258,22 @@ def _on_columns(bound: BooleanExpression, field: PartitionField, position: int) 
         terms, limited = [term for term, _ in operands], [columns for _, columns in operands]
         if junction is Or:
             common = set(limited[0]).intersection(*limited[1:])
-            either = {column: frozenset[bytes | None]().union(*(of[column] for of in limited)) for column in common}
-            return junction_of(Or, terms), either
-        both: _Limits = {}
+            union = {column: frozenset[bytes | None]().union(*(each[column] for each in limited)) for column in common}
+            return junction_of(Or, terms), union
+        shared: _Limits = {}
         for column, values in (item for columns in limited for item in columns.items()):
-            both[column] = both.get(column, values) & values
-        return junction_of(And, [*terms, _in_buckets(both, bucket, target)]), both
+            shared[column] = shared.get(column, values) & values
+        return junction_of(And, [*terms, _in_buckets(shared, bucket, target)]), shared
 
     return fold(bound, limits, join)[0]
 
 
 def _in_buckets(limits: _Limits, bucket: ColumnsBucket, target: FieldReference) -> BooleanExpression:
-    """Return the test of a bucket of columns with one of few values each; TRUE if there is no limit for a column."""
+    """Return a test of the bucket for columns that are limited to few values; TRUE if a column is not limited."""
     if not limits.keys() >= {*bucket.sources}:
         return AlwaysTrue()
     columns = [limits[source] for source in bucket.sources]
-    if math.prod(map(len, columns)) > _MOST_COMBINATIONS:
+    if math.prod(map(len, columns)) > _MAX_COMBINATIONS:
         return AlwaysTrue()
     results = {bucket.of_values(combination) for combination in product(*columns)}
     tests = [_predicate(BoundIn, target, results - {None})] if results - {None} else []
@@ -450,13 +450,13 @@ _SEED: Final = sql.call("int", -1693959553)
 _WORD_BYTES: Final = 4
 _UUID_BYTES: Final = 16
 
-_LEAST_LONG: Final = sql.lit(-(1 << 63))
-_MOST_LONG: Final = sql.lit((1 << 63) - 1)
+_MIN_LONG: Final = sql.lit(-(1 << 63))
+_MAX_LONG: Final = sql.lit((1 << 63) - 1)
 _HOUR_MICROS: Final = 3_600_000_000
 _DAY_MICROS: Final = 24 * _HOUR_MICROS
-_MOST_DIGITS: Final = 38
+_MAX_DIGITS: Final = 38
 # If a result has too many digits, Spark reduces its scale, but not below this.
-_KEPT_SCALE: Final = 6
+_MIN_REDUCED_SCALE: Final = 6
 
 
 def partition_value(transform: Transform[Any, Any], source: IcebergType, value: Sql) -> Sql | None:
@@ -536,10 +536,10 @@ def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
             )
         case LongType():
             return sql.let(value, lambda number: _truncated_long(number, sql.lit(width).cast("BIGINT")))
-        case DecimalType() if source.precision < _MOST_DIGITS or source.scale <= _KEPT_SCALE:
+        case DecimalType() if source.precision < _MAX_DIGITS or source.scale <= _MIN_REDUCED_SCALE:
             step = Decimal(width).scaleb(-source.scale)
             kind = f"DECIMAL({source.precision}, {source.scale})"
-            wide = sql.spark_only(f"CAST('{step:f}' AS DECIMAL({_MOST_DIGITS}, {source.scale}))")
+            wide = sql.spark_only(f"CAST('{step:f}' AS DECIMAL({_MAX_DIGITS}, {source.scale}))")
             remainder = sql.spark_only(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
             if step >= 10 ** (source.precision - source.scale):
                 return None
@@ -551,8 +551,8 @@ def _truncated_long(number: Sql, width: Sql) -> Sql:
     remainder = sql.call("pmod", number, width)
     # As in Java, values below the least long wrap around. No intermediate result may, nor a sum of literals, which the
     # optimizer computes even if no row needs it.
-    above_least = number - _LEAST_LONG
-    return sql.when(number < _LEAST_LONG + remainder, _MOST_LONG - (remainder - above_least - 1)).otherwise(
+    above_least = number - _MIN_LONG
+    return sql.when(number < _MIN_LONG + remainder, _MAX_LONG - (remainder - above_least - 1)).otherwise(
         number - remainder
     )
 

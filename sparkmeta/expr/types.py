@@ -329,7 +329,7 @@ def spark_type(iceberg_type: IcebergType) -> spark.DataType:
     """Return the Spark type that Iceberg's Spark integration uses for a type.
 
     UUIDs are strings, times and nanosecond timestamps 64-bit integers, and fixed, geometry and geography binary, since
-    Spark has no types for these. Everything in it is nullable, as in what Spark reads from files: a required field is
+    Spark has no types for these. All fields in it are nullable, as in what Spark reads from files: a required field is
     null where its optional struct is.
 
     Raises:

@@ -29,7 +29,7 @@ FILE_VARIANT: Final = pa.struct(
 NULL: Final = b"\0"
 """The variant null."""
 
-# Values of the lowest two bits of a value.
+# The basic types: the lowest two bits of a value.
 _PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
 _TRUE, _FALSE = b"\x04", b"\x08"
 TRUE_ID, BINARY_ID, STRING_ID, _UUID_ID = 1, 15, 16, 20
@@ -37,10 +37,10 @@ INTEGER_IDS: Final = (3, 4, 5, 6)
 DECIMAL_IDS: Final = (8, 9, 10)
 OBJECT: Final = "object"
 ARRAY: Final = "array"
-# The width in bytes of a decimal -> its id.
+# Width of a decimal in bytes -> the id of its type.
 _DECIMALS: Final = {4: 8, 8: 9, 16: 10}
 _FLOATS: Final = {7: "<d", 14: "<f"}
-# The width in bytes of other types that are numbers, by id.
+# Type id -> width in bytes, for the other types that are stored as integers.
 _WIDTHS: Final = {3: 1, 4: 2, 5: 4, 6: 8, 11: 4, 12: 8, 13: 8, 17: 8, 18: 8, 19: 8}
 _FIXED: Final = {
     pa.int8(): 3,
@@ -55,21 +55,21 @@ _FIXED: Final = {
     pa.timestamp("ns"): 19,
 }
 _ZONED: Final = {"us": 12, "ns": 18}
-_SHORT: Final = 64
-_FEW: Final = 255
+_SHORT_STRING_LIMIT: Final = 64
+_MAX_SMALL_COUNT: Final = 255
 _NO_NAMES: Final = b"\x01\0\0"
 
 Numbers = np.ndarray[Any, Any]
 
 
 def is_file_variant(kind: pa.DataType) -> bool:
-    """Return whether a type is `FILE_VARIANT`, which may have a `typed_value` besides."""
+    """Return whether a type is `FILE_VARIANT`, with or without an additional `typed_value`."""
     index = kind.get_field_index("metadata") if pa.types.is_struct(kind) else -1
     return index >= 0 and bool(kind.field(index).metadata == FILE_VARIANT.field("metadata").metadata)
 
 
 def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
-    """Return the metadata and the values of shredded variants, of any content in null variants.
+    """Return the metadata and the values of shredded variants. They are arbitrary where the variant is null.
 
     Raises:
         ValueError: the fields do not make a variant, or a value contradicts the specification.
@@ -90,17 +90,19 @@ def rebuilt(variants: pa.StructArray) -> tuple[pa.Array, pa.Array]:
 
 
 class VariantNames:
-    """The names of a variant's metadata, and the ids of the names.
+    """The names in a variant's metadata, and their ids.
 
     Attributes:
-        end: the length of the metadata.
+        end: the length of the metadata in bytes.
+        texts: the names, in the order of their ids.
+        ids: name -> id.
     """
 
     def __init__(self, metadata: bytes) -> None:
         size = (metadata[0] >> 6) + 1
-        numbers = _numbers(metadata, 1, size, 1)
-        offsets = _numbers(metadata, 1 + size, size, numbers[0] + 1)
-        start = 1 + size * (numbers[0] + 2)
+        (count,) = _numbers(metadata, 1, size, 1)
+        offsets = _numbers(metadata, 1 + size, size, count + 1)
+        start = 1 + size * (count + 2)
         self.end = start + offsets[-1]
         self.texts = [metadata[start + begin : start + end] for begin, end in pairwise(offsets)]
         self.ids = {text: number for number, text in enumerate(self.texts)}
@@ -109,13 +111,13 @@ class VariantNames:
 def _values(
     stored: Mapping[str, pa.Array], count: int, names: Sequence[VariantNames], codes: Numbers
 ) -> Sequence[bytes | None]:
-    """Return the values of a group of the fields `value` and `typed_value`; None where the value is missing.
+    """Return the values of groups of the fields `value` and `typed_value`; None where a value is missing.
 
     Args:
-        stored: the fields that the group has.
+        stored: the fields of the groups, by name.
         count: the number of groups.
-        names: the distinct names of the variants.
-        codes: the index in `names` for each group.
+        names: the names of each distinct metadata.
+        codes: the index of each group in `names`.
     """
     unshredded = stored["value"].cast(pa.binary()).to_pylist() if "value" in stored else [None] * count
     typed = stored.get("typed_value")
@@ -136,31 +138,31 @@ def _values(
 def _objects(
     typed: pa.StructArray, unshredded: Sequence[bytes | None], names: Sequence[VariantNames], codes: Numbers
 ) -> list[bytes | None]:
-    """Return objects of shredded fields, with the fields of `unshredded`, which are not shredded."""
+    """Return objects that join their shredded fields with the fields in `unshredded`."""
     fields = {}
     for field, group in zip(typed.type, typed.flatten(), strict=True):
-        inside = dict(zip((child.name for child in group.type), group.flatten(), strict=True))
-        fields[field.name.encode()] = _values(inside, len(typed), names, codes)
+        children = dict(zip((child.name for child in group.type), group.flatten(), strict=True))
+        fields[field.name.encode()] = _values(children, len(typed), names, codes)
     result: list[bytes | None] = []
     for row, is_object in enumerate(typed.is_valid().to_pylist()):
         other = unshredded[row]
         if not is_object:
             result.append(other)
             continue
-        of_row = names[codes[row]]
-        present = {} if other is None else fields_of(other, of_row)
+        row_names = names[codes[row]]
+        row_fields = {} if other is None else fields_of(other, row_names)
         for name, values in fields.items():
             if (value := values[row]) is not None:
-                present[name] = value
-        result.append(object_of(present, of_row))
+                row_fields[name] = value
+        result.append(object_of(row_fields, row_names))
     return result
 
 
 def _arrays(typed: pa.ListArray, names: Sequence[VariantNames], codes: Numbers) -> list[bytes | None]:
     offsets = typed.offsets.to_numpy()
     elements = typed.values.slice(offsets[0], offsets[-1] - offsets[0])
-    inside = dict(zip((child.name for child in elements.type), elements.flatten(), strict=True))
-    values = _values(inside, len(elements), names, np.repeat(codes, np.diff(offsets)))
+    children = dict(zip((child.name for child in elements.type), elements.flatten(), strict=True))
+    values = _values(children, len(elements), names, np.repeat(codes, np.diff(offsets)))
     bounds = zip((offsets[:-1] - offsets[0]).tolist(), (offsets[1:] - offsets[0]).tolist(), strict=True)
     return [
         _array([value or NULL for value in values[start:end]]) if is_array else None
@@ -172,10 +174,10 @@ def _arrays(typed: pa.ListArray, names: Sequence[VariantNames], codes: Numbers) 
 
 
 def primitives(values: pa.Array) -> pa.Array:
-    """Return the encoding of each value; null for nulls.
+    """Encode primitive values; null for nulls.
 
     Raises:
-        ValueError: variants have no values of the type.
+        ValueError: variants can't have values of the type.
     """
     kind = values.type
     if pa.types.is_boolean(kind):
@@ -187,15 +189,15 @@ def primitives(values: pa.Array) -> pa.Array:
         return _with_header(values, bytes([_UUID_ID << 2]), kind.byte_width)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _texts(values)
-    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
-    number = _ZONED.get(kind.unit) if zoned else _FIXED.get(kind)
-    if number is None:
+    is_zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    type_id = _ZONED.get(kind.unit) if is_zoned else _FIXED.get(kind)
+    if type_id is None:
         raise ValueError(f"a variant has a typed_value of the type {kind}")
-    return _with_header(values, bytes([number << 2]), kind.byte_width)
+    return _with_header(values, bytes([type_id << 2]), kind.byte_width)
 
 
 def _with_header(values: pa.Array, header: bytes, width: int) -> pa.Array:
-    """Return the first bytes of each value of a fixed width, after a header."""
+    """Return a header and the first `width` bytes of each value. The values have a fixed width."""
     count, size = len(values), values.type.byte_width
     content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * size :][: count * size].reshape(count, size)
     encoded = np.empty((count, len(header) + width), np.uint8)
@@ -209,24 +211,28 @@ def _with_header(values: pa.Array, header: bytes, width: int) -> pa.Array:
 def _texts(values: pa.Array) -> pa.Array:
     content = values.cast(pa.binary())
     lengths = pc.fill_null(pc.binary_length(content), 0)
-    number = STRING_ID if pa.types.is_string(values.type) else BINARY_ID
-    headers = _with_header(lengths, bytes([number << 2]), 4)
-    if number == STRING_ID:
+    type_id = STRING_ID if pa.types.is_string(values.type) else BINARY_ID
+    headers = _with_header(lengths, bytes([type_id << 2]), 4)
+    if type_id == STRING_ID:
         short = pa.array((lengths.to_numpy() << 2 | _SHORT_STRING).astype(np.uint8))
-        headers = pc.if_else(pc.less(lengths, _SHORT), _with_header(short, b"", 1), headers)
+        headers = pc.if_else(pc.less(lengths, _SHORT_STRING_LIMIT), _with_header(short, b"", 1), headers)
     return pc.binary_join_element_wise(headers, content, b"")
 
 
 def object_of(fields: Mapping[bytes, bytes], names: VariantNames) -> bytes:
-    """Return an object, whose fields are in the order of their names."""
+    """Encode an object. Its fields are sorted by name.
+
+    Raises:
+        ValueError: the metadata lacks the name of a field.
+    """
     ordered = sorted(fields)
     for name in ordered:
         if name not in names.ids:
             raise ValueError(f"the metadata of a variant lacks the field {name.decode(errors='replace')}")
     ids, values = [names.ids[name] for name in ordered], [fields[name] for name in ordered]
     id_size = _size(max(ids, default=0))
-    listed = b"".join(number.to_bytes(id_size, "little") for number in ids)
-    return _nested(_OBJECT | id_size - 1 << 4, 6, listed, values)
+    encoded_ids = b"".join(name_id.to_bytes(id_size, "little") for name_id in ids)
+    return _nested(_OBJECT | id_size - 1 << 4, 6, encoded_ids, values)
 
 
 def sorted_metadata(names: Sequence[bytes]) -> bytes:
@@ -242,22 +248,22 @@ def _array(values: Sequence[bytes]) -> bytes:
 
 
 def _nested(header: int, large_bit: int, ids: bytes, values: Sequence[bytes]) -> bytes:
-    """Return an object or array.
+    """Encode an object or array.
 
     Args:
-        header: its header, without the size of offsets.
-        large_bit: the bit of the header for more than 255 values.
-        ids: the encoded ids of the names.
-        values: the values.
+        header: its first byte, without the size of the offsets and without `large_bit`.
+        large_bit: the number of the bit in the header that says that there are more than 255 values.
+        ids: the encoded ids of an object's names.
+        values: the encoded values.
     """
-    is_large = len(values) > _FEW
+    is_large = len(values) > _MAX_SMALL_COUNT
     offsets = [0]
     for value in values:
         offsets.append(offsets[-1] + len(value))
     size = _size(offsets[-1])
-    listed = b"".join(offset.to_bytes(size, "little") for offset in offsets)
+    encoded_offsets = b"".join(offset.to_bytes(size, "little") for offset in offsets)
     count = len(values).to_bytes(4 if is_large else 1, "little")
-    return b"".join((bytes([header | size - 1 << 2 | is_large << large_bit]), count, ids, listed, *values))
+    return b"".join((bytes([header | size - 1 << 2 | is_large << large_bit]), count, ids, encoded_offsets, *values))
 
 
 def _size(number: int) -> int:
@@ -276,27 +282,27 @@ def kind_of(value: bytes) -> int | str:
 
 
 def primitive_of(value: bytes) -> Any:
-    """Return a primitive value as Arrow takes it: dates and times are integers.
+    """Decode a primitive value for Arrow: dates and times are integers.
 
     Raises:
-        ValueError: bytes are missing, or are no text.
+        ValueError: the value is too short, or its text is not UTF-8.
     """
     if value[0] & 3 == _SHORT_STRING:
         return _part(value, 1, value[0] >> 2).decode()
-    number = value[0] >> 2
+    type_id = value[0] >> 2
     if value[:1] in (_TRUE, _FALSE):
         return value[:1] == _TRUE
-    if number in _FLOATS:
-        return struct.unpack_from(_FLOATS[number], value, 1)[0]
-    if number in (BINARY_ID, STRING_ID):
+    if type_id in _FLOATS:
+        return struct.unpack_from(_FLOATS[type_id], value, 1)[0]
+    if type_id in (BINARY_ID, STRING_ID):
         (length,) = _numbers(value, 1, 4, 1)
         content = _part(value, 5, length)
-        return content if number == BINARY_ID else content.decode()
-    if number in DECIMAL_IDS:
-        width = 4 << DECIMAL_IDS.index(number)
+        return content if type_id == BINARY_ID else content.decode()
+    if type_id in DECIMAL_IDS:
+        width = 4 << DECIMAL_IDS.index(type_id)
         unscaled = int.from_bytes(_part(value, 2, width), "little", signed=True)
         return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -value[1]))
-    return int.from_bytes(_part(value, 1, _WIDTHS[number]), "little", signed=True)
+    return int.from_bytes(_part(value, 1, _WIDTHS[type_id]), "little", signed=True)
 
 
 def _part(value: bytes, start: int, length: int) -> bytes:
@@ -319,7 +325,7 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
     """Return the fields of an object.
 
     Raises:
-        ValueError: the value is no object.
+        ValueError: the value is not an object.
     """
     header = value[0]
     if header & 3 != _OBJECT:
@@ -331,7 +337,7 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
     position += count * id_size
     offsets = _numbers(value, position, offset_size, count + 1)
     position += (count + 1) * offset_size
-    # Values may be in another order than their fields.
+    # The values may be in a different order than the ids.
     ends = dict(zip(ordered := sorted(set(offsets)), ordered[1:], strict=False))
     return {
         names.texts[number]: value[position + offset : position + ends[offset]]
@@ -342,7 +348,7 @@ def fields_of(value: bytes, names: VariantNames) -> dict[bytes, bytes]:
 # -- Extract fields ---------------------------------------------------------------------------------------------------
 
 
-# The name of a type -> its type in bounds, and the ids of the values that are extracted as it.
+# Name of a type -> its Arrow type, and the ids of the variant types that are extracted as it.
 _EXTRACTED: Final[dict[str, tuple[pa.DataType, tuple[int | str, ...]]]] = {
     "boolean": (pa.bool_(), (TRUE_ID,)),
     "long": (pa.int64(), INTEGER_IDS),
@@ -354,12 +360,12 @@ _EXTRACTED: Final[dict[str, tuple[pa.DataType, tuple[int | str, ...]]]] = {
 }
 
 
-# What decoding raises for bytes that are no variant.
+# The errors of decoding bytes that are not a variant.
 _MALFORMED: Final = (LookupError, ValueError, struct.error)
 
 
 def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.Array:
-    """Return the values of a field of variants, null if a variant has none of the type.
+    """Extract a field from variants. Values are null where the field is missing or has another type.
 
     Args:
         variants: structs with the fields `metadata` and `value`.
@@ -367,9 +373,9 @@ def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.
         kind: the name of a type in `spec.functions.EXTRACTED`.
 
     Raises:
-        ValidationError: bytes are no variant.
+        ValidationError: the bytes are not a variant.
     """
-    known: dict[bytes, VariantNames] = {}
+    names_by_metadata: dict[bytes, VariantNames] = {}
     rows = zip(*(pc.struct_field(variants, name).to_pylist() for name in ("metadata", "value")), strict=True)
     results: list[Any] = []
     for metadata, value in rows:
@@ -377,17 +383,19 @@ def extracted(variants: pa.StructArray, path: Sequence[bytes], kind: str) -> pa.
             results.append(None)
             continue
         try:
-            names = known.get(metadata) or known.setdefault(metadata, VariantNames(metadata))
+            names = names_by_metadata.get(metadata)
+            if names is None:
+                names = names_by_metadata[metadata] = VariantNames(metadata)
             results.append(_extracted(value, names, path, kind))
         except _MALFORMED as error:
             raise ValidationError(
                 f"0x{value[:20].hex()} is no variant with metadata 0x{metadata[:20].hex()}"
             ) from error
-    return _values_of(results, kind)
+    return _to_arrow(results, kind)
 
 
 def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
-    """Return the bounds of a field of shredded variants, null where there are none of the type.
+    """Return the bounds of a field of shredded variants, null where they are missing or have another type.
 
     Args:
         bounds: bounds of variants, in binary form.
@@ -399,22 +407,22 @@ def bounds_of_field(bounds: pa.Array, path: str, kind: str) -> pa.Array:
         try:
             names = None if bound is None else VariantNames(bound)
             results.append(None if names is None else _extracted(bound[names.end :], names, [path.encode()], kind))
-        except _MALFORMED:  # an unknown bound
+        except _MALFORMED:  # such a bound is unknown
             results.append(None)
-    return _values_of(results, kind)
+    return _to_arrow(results, kind)
 
 
 def _extracted(value: bytes, names: VariantNames, path: Sequence[bytes], kind: str) -> Any:
-    inside: bytes | None = value
+    current: bytes | None = value
     for name in path:
-        inside = fields_of(inside, names).get(name) if inside is not None and kind_of(inside) == OBJECT else None
-    if inside is None or kind_of(inside) not in _EXTRACTED[kind][1]:
+        current = fields_of(current, names).get(name) if current is not None and kind_of(current) == OBJECT else None
+    if current is None or kind_of(current) not in _EXTRACTED[kind][1]:
         return None
-    result = primitive_of(inside)
+    result = primitive_of(current)
     return float(result) if kind == "double" else result
 
 
-def _values_of(results: list[Any], kind: str) -> pa.Array:
+def _to_arrow(results: list[Any], kind: str) -> pa.Array:
     arrow_type = _EXTRACTED[kind][0]
     if not pa.types.is_temporal(arrow_type):
         return pa.array(results, arrow_type)
@@ -433,10 +441,10 @@ def normalized_path(names: Iterable[str]) -> str:
 
 
 def _numbers(data: bytes, start: int, size: int, count: int) -> list[int]:
-    """Return unsigned numbers of `size` bytes.
+    """Return `count` unsigned integers of `size` bytes each.
 
     Raises:
-        ValueError: the data is too short for them.
+        ValueError: the data is too short.
     """
     if start + size * count > len(data):
         raise ValueError(f"a variant of {len(data)} bytes lacks bytes")

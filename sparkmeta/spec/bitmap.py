@@ -30,8 +30,8 @@ MAX_POSITION = (MAX_KEY << 32) | 0x80000000
 _FRAME_BYTES = 4 + len(MAGIC) + 4
 _CHUNK = 1 << 20
 _WINDOW = 1 << 24
-# Keys up to this one that have no positions are written as empty bitmaps of 12 bytes. Iceberg's Java library writes
-# empty bitmaps for all missing keys.
+# Up to this key, keys without positions are written as empty bitmaps of 12 bytes. Iceberg's Java library writes empty
+# bitmaps for all missing keys.
 _FILLED_TO = 1 << 10
 
 # Cookies and thresholds of the Roaring format specification.
@@ -169,8 +169,8 @@ def read_inline_vector(blob: bytes, location: str, record_count: int | None = No
 def write_deletion_vector(bitmap: PositionBitmap) -> bytes:
     """Return the `deletion-vector-v1` blob of the positions, with the same bytes that Iceberg's Java library writes.
 
-    The only difference: missing keys above 1,024 (positions above 2^42) are left out, which readers accept. Java writes
-    empty bitmaps for them.
+    There is one difference: missing keys above 1,024 (positions above 2^42) are left out, which readers accept. Java
+    writes empty bitmaps for them.
     """
     framed = MAGIC + write_bitmap(bitmap)
     return len(framed).to_bytes(4, "big") + framed + zlib.crc32(framed).to_bytes(4, "big")

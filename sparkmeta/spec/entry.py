@@ -1,4 +1,4 @@
-"""The content entry, the row that manifests of every format version are read into, and its statistics."""
+"""The content entry, into which entries of every format version are decoded, and its statistics."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ LIST_NAMES = {
     "min_sequence_number": 516, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
     "deleted_files_count": 506, "added_rows_count": 512, "existing_rows_count": 513, "deleted_rows_count": 514,
     "partitions": PARTITION_SUMMARIES_ID, "key_metadata": 519, "first_row_id": 520,
-    # Names of counts in files of early writers.
+    # Early writers spell the names of the counts in this way.
     "added_data_files_count": 504, "existing_data_files_count": 505, "deleted_data_files_count": 506,
 }  # fmt: skip
 SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, "upper_bound": 511}

@@ -86,7 +86,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
         at_least(1).check("retain_last", rules.retain_last)
     max_age = _property(metadata, _MAX_SNAPSHOT_AGE, _FIVE_DAYS_MS)
     cutoff = rules.now_ms - max_age if rules.older_than_ms is None else rules.older_than_ms
-    least = rules.retain_last or max(1, _property(metadata, _MIN_SNAPSHOTS, 1))
+    min_snapshots = rules.retain_last or max(1, _property(metadata, _MIN_SNAPSHOTS, 1))
     refs = {name: ref for name, ref in metadata.refs.items() if _stays(name, ref, metadata, rules.now_ms)}
     _check_named(metadata, rules.snapshot_ids, refs)
     retained, referenced = {ref.snapshot_id for ref in refs.values()}, set[int]()
@@ -94,7 +94,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
             oldest = cutoff if ref.max_snapshot_age_ms is None else rules.now_ms - ref.max_snapshot_age_ms
             ancestors = [*lineage_of(metadata, ref.snapshot_id)]
-            retained |= _retained(ancestors, oldest, ref.min_snapshots_to_keep or least)
+            retained |= _retained(ancestors, oldest, ref.min_snapshots_to_keep or min_snapshots)
             referenced |= {snapshot.snapshot_id for snapshot in ancestors}
         else:
             referenced.add(ref.snapshot_id)
@@ -161,19 +161,19 @@ def without_expired(
 def _log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
     """Return the part of the snapshot log after the last removed snapshot.
 
-    Earlier entries would not tell which snapshot was current at a time.
+    Entries before it would not tell which snapshot was current at a given time.
     """
-    remaining = after = 0
+    remaining = since_gap = 0
     for entry in base.snapshot_log:
         if entry.snapshot_id in removed:
-            after = 0
+            since_gap = 0
         else:
-            remaining, after = remaining + 1, after + 1
-    return log[remaining - after :]
+            remaining, since_gap = remaining + 1, since_gap + 1
+    return log[remaining - since_gap :]
 
 
 def with_removed(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
-    """Return the metadata with the snapshots, statistics, specs and schemas that only its base has."""
+    """Return the metadata with the snapshots, statistics, specs and schemas that only its base contains."""
     changes = {}
     for name, key in _ID_NAMES.items():
         items = getattr(metadata, name)
@@ -187,7 +187,7 @@ def _may_have_equality_deletes(metadata: TableMetadata, snapshot: Snapshot) -> b
 
 
 def _typing_schemas(metadata: TableMetadata, columns: set[int], schema_ids: Collection[int | None]) -> set[int]:
-    """Return the newest schema of each column that the schemas of `schema_ids` lack."""
+    """Return, for each column that the schemas of `schema_ids` lack, the id of the newest schema that contains it."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
     known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
     candidates = (
@@ -226,12 +226,10 @@ def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dic
             )
 
 
-def _retained(lineage: list[AnySnapshot], oldest_ms: int, least: int) -> set[int]:
-    """Return the ids of a lineage's newest snapshots, until one is too old and not among the first `least`."""
-    end = next(
-        (index for index, snapshot in enumerate(lineage) if index >= least and snapshot.timestamp_ms < oldest_ms),
-        len(lineage),
-    )
+def _retained(lineage: list[AnySnapshot], oldest_ms: int, min_snapshots: int) -> set[int]:
+    """Return the ids of a lineage's newest snapshots, until one is too old and not in the first `min_snapshots`."""
+    too_old = (index for index, snapshot in enumerate(lineage) if snapshot.timestamp_ms < oldest_ms)
+    end = next((index for index in too_old if index >= min_snapshots), len(lineage))
     return {snapshot.snapshot_id for snapshot in lineage[:end]}
 
 

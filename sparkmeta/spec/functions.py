@@ -1,7 +1,7 @@
-"""Functions of a column that filters can test, and that expressions of trees keep statistics of.
+"""Functions of a column that filters can test, and whose values can have statistics in metadata trees.
 
-No document defines the results of functions; the proposal only names `lower`. This module fixes them, so that every
-process can prune by statistics that another one has computed.
+The proposal names only `lower`, and no document defines what the functions return. This module defines it, so that
+every process can prune by statistics that another process computed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _ARGUMENTS: Final = re.compile(rf"\s*,\s*({_TEXT})\s*,\s*({_TEXT})\s*", re.DOTAL
 class Cased:
     """The function `lower` or `upper` of a text.
 
-    Each letter is replaced by itself, in any language and at any place in a word. Letters that Unicode 3.2 lacks, and
-    letters whose counterpart has several characters, stay: `lower` leaves İ, and `upper` leaves ß.
+    Each letter is converted on its own, whatever its language and its position in the word. Letters that Unicode 3.2
+    lacks, and letters whose counterpart has several characters, stay unchanged: `lower` keeps İ, and `upper` keeps ß.
 
     Attributes:
         name: the name of the function.
@@ -69,11 +69,11 @@ class Cased:
         return StringType()
 
     def of(self, column: str) -> str:
-        """Return the call of the function for a column, as in filters."""
+        """Return the call of the function on a column, as filters spell it."""
         return f"{self.name}({_quoted(column)})"
 
     def default_name(self, column: str) -> str:
-        """Return the name of an expression."""
+        """Return the default name of an expression for a column."""
         return f"{self.name}_{column}"
 
     def __str__(self) -> str:
@@ -82,9 +82,9 @@ class Cased:
 
 @dataclass(frozen=True)
 class VariantGet:
-    """The function `variant_get` of a variant: the value of a field of objects, if it has a type, otherwise null.
+    """The function `variant_get` of a variant: the value at a path if it has the given type, otherwise null.
 
-    A `long` is a whole number of any width, but no decimal. A `double` is any number.
+    A `long` is an integer of any width, but not a decimal. A `double` is any number.
 
     Attributes:
         path: the names of the fields, from the outermost object down.
@@ -104,16 +104,16 @@ class VariantGet:
 
     @property
     def spelled_path(self) -> str:
-        """The path, which Spark's functions of variants understand."""
+        """The path in the syntax of Spark's variant functions."""
         return "$" + "".join(f'["{name}"]' if "'" in name else f"['{name}']" for name in self.path)
 
     def of(self, column: str) -> str:
-        """Return the call of the function for a column, as in filters."""
+        """Return the call of the function on a column, as filters spell it."""
         path = self.spelled_path.replace("'", "''")
         return f"variant_get({_quoted(column)}, '{path}', '{self.kind}')"
 
     def default_name(self, column: str) -> str:
-        """Return the name of an expression."""
+        """Return the default name of an expression for a column."""
         return "_".join((column, *self.path, self.kind))
 
     def __str__(self) -> str:
@@ -124,25 +124,25 @@ Function = Cased | VariantGet
 
 
 def _quoted(column: str) -> str:
-    """Return the name of a column as in filters."""
+    """Return the name of a column as filters spell it: in quotes unless it is plain."""
     return column if _PLAIN_NAME.fullmatch(column) else '"{}"'.format(re.sub(r'(["\\])', r"\\\1", column))
 
 
 @cache
 def letters(name: str) -> tuple[str, str]:
     """Return the letters that `lower` or `upper` replaces, and their replacements in the same order."""
-    earliest, change = unicodedata.ucd_3_2_0, _CASES[name]
-    pairs = ((letter, change(letter)) for letter in map(chr, range(_BASIC_PLANE)))
+    category, convert = unicodedata.ucd_3_2_0.category, _CASES[name]
+    pairs = ((letter, convert(letter)) for letter in map(chr, range(_BASIC_PLANE)))
     replaced = [
         (letter, other)
         for letter, other in pairs
-        if letter != other and len(other) == 1 and "Cn" not in (earliest.category(letter), earliest.category(other))
+        if letter != other and len(other) == 1 and "Cn" not in (category(letter), category(other))
     ]
     return "".join(letter for letter, _ in replaced), "".join(other for _, other in replaced)
 
 
 def function_of(transform: str) -> Function | None:
-    """Return the function with a text in expressions, such as `lower`; None if there is none."""
+    """Return the function that an expression's transform names, such as `lower`; None if it names no function."""
     if transform in _CASES:
         return Cased(transform)
     match = _VARIANT_GET.fullmatch(transform)
@@ -159,16 +159,16 @@ CALL: Final = (
     rf"(?P<function>(?i:{'|'.join(NAMES)}))\s*\(\s*(?P<column>{_NAME}|[\w$.]+)"
     rf"(?P<arguments>(?:[^()'\"]|{_TEXT})*+)\)"
 )
-"""The call of a function, as a regular expression with `re.DOTALL`."""
+"""A regular expression for the call of a function. It needs `re.DOTALL`."""
 
 
 def call_of(text: str) -> tuple[Function, str]:
     """Return the function and the name of the column in a call, such as `lower(name)`.
 
-    A name in double quotes may have any characters.
+    A name in double quotes may contain any character.
 
     Raises:
-        ValueError: it is no call of a function, or the arguments are not the function's.
+        ValueError: the text is not a call of a function, or the function does not accept the arguments.
     """
     match = re.fullmatch(CALL, text.strip(), re.DOTALL)
     if match is None:
@@ -195,7 +195,7 @@ def variant_get(path: str, kind: str) -> VariantGet:
         kind: the name of a type in `EXTRACTED`.
 
     Raises:
-        ValueError: the path is no such path, or there is no such type.
+        ValueError: the path or the name of the type is invalid.
     """
     steps = [*_STEP.finditer(path, 1)]
     if not steps or path[0] != "$" or "".join(["$", *(step[0] for step in steps)]) != path:

@@ -113,7 +113,7 @@ def _split(location: str) -> tuple[bool, str]:
 class Relocation:
     """A change of the prefix of locations. Picklable.
 
-    Spellings of one store or disk are equal: `s3`, `s3a` and `s3n`, and paths of this machine with and without `file:`.
+    Spellings of one store or disk count as equal: `s3`, `s3a` and `s3n`, or local paths with and without `file:`.
 
     Attributes:
         source: the prefix, a folder or a bucket.
@@ -147,7 +147,7 @@ class Relocation:
 
 
 def relocated_document(document: Mapping[str, Any], relocation: Relocation) -> dict[str, Any]:
-    """Return the JSON of table metadata with the locations of another place: of the table, files and folders."""
+    """Return the JSON of table metadata with new locations of the table, its files and its folders."""
     result = with_locations(document, lambda value, _: relocation.of(value))
     if isinstance(location := document.get("location"), str):
         result["location"] = relocation.of(location)
@@ -195,8 +195,8 @@ class Locations:
         """
         locations = Locations(table, format_version, writes_relative=writes_relative)
         has_relative = layout_revision is None or layout_revision > ABSOLUTE_REVISION
-        is_java = format_version >= _RELATIVE_SINCE and has_relative and _SCHEME.match(table)
-        return replace(locations, rooted=locations.folder) if is_java else locations
+        is_slash_relative = format_version >= _RELATIVE_SINCE and has_relative and _SCHEME.match(table)
+        return replace(locations, rooted=locations.folder) if is_slash_relative else locations
 
     @property
     def before_version_4(self) -> Locations:
@@ -218,8 +218,8 @@ class Locations:
 
         Args:
             location: the location in the file.
-            file: the file that has it, for errors.
-            field: the field that has it, for errors.
+            file: the file that contains it, for errors.
+            field: the field that contains it, for errors.
 
         Raises:
             CorruptFileError: the location is relative, and the format version has no relative locations.
@@ -233,7 +233,7 @@ class Locations:
         return self.relative + location if location else location
 
     def relativize(self, location: str) -> str:
-        """Return an absolute location, made relative to the table's if it is below it."""
+        """Return a location relative to the table's location if it is below that, and otherwise unchanged."""
         path = location.removeprefix(self.folder)
         return location if path == location or not path or is_absolute(path) else path
 

@@ -188,18 +188,18 @@ _VERSIONS: dict[int, type[TableMetadata]] = {
     4: TableMetadataV4,
 }
 
-# The metadata in use, by the locations and contents of files. Tables are loaded again and again: by a service for each
+# The metadata in use, by location and hash of the file. The same files are loaded repeatedly: by a service for each
 # request, by a commit for each attempt.
 _parsed: WeakValueDictionary[tuple[str, bytes], TableMetadata] = WeakValueDictionary()
 
 
 def note_parsed(data: bytes, location: str, metadata: TableMetadata) -> None:
-    """Note the metadata in a file that this process writes, so that it does not parse the file while it is in use."""
+    """Cache the metadata of a file that this process writes, so that loading the file does not parse it."""
     _parsed[location, hashlib.sha256(data).digest()] = metadata
 
 
 def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
-    """Return the table metadata in a metadata file. While it is in use, the same file is not parsed again.
+    """Return the table metadata in a metadata file. The file is not parsed again while its metadata is in use.
 
     Args:
         data: The bytes of the file, plain or compressed with gzip.
@@ -219,17 +219,17 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     return metadata
 
 
-# Later versions have relative locations, which can't be written again without a change.
+# Later versions may have relative locations, whose text can't be written back unchanged.
 _IS_STORED = re.compile(r'"format-version"\s*:\s*[123]\b')
 
 
 def _document(text: str, location: str) -> Any:
-    """Return the JSON of a metadata file, with `StoredSnapshots` if there are snapshots, and all are ordinary."""
+    """Return the JSON of a metadata file, with `StoredSnapshots` if there are snapshots and none is unusual."""
     if _IS_STORED.search(text):
         try:
             document = json_object(text, "snapshots", stored_snapshot)
         except (ValueError, RecursionError):
-            # What is wrong is found again below, or in table_metadata_from_json.
+            # If the document is invalid, the next line or table_metadata_from_json raises the error.
             return json_value(text, location)
         if document.get("format-version") in (1, 2, 3):
             return document | {"snapshots": StoredSnapshots(document["snapshots"])}
@@ -262,7 +262,7 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
 
 
 def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
-    """Return the table-uuid of a metadata file, which is faster than parsing all of it.
+    """Return the table-uuid of a metadata file. This is faster than parsing the whole file.
 
     Returns:
         The UUID, or None if the file has none, as format version 1 allows.
@@ -284,8 +284,8 @@ def has_tree(metadata: TableMetadata) -> bool:
 def tree_layout(metadata: TableMetadata) -> TreeLayout | None:
     """Return the layout of a table's metadata tree; None for manifest lists.
 
-    The proposal's layout has a revision in the metadata. The Iceberg project's has none: the table property
-    `write.tree.layout` tells it, or a snapshot with a root.
+    The proposal's layout has a revision in the metadata. The Iceberg project's layout has none: it is recognized by the
+    table property `write.tree.layout`, or by a snapshot with a root.
     """
     if not isinstance(metadata, TableMetadataV4):
         return None
@@ -296,7 +296,7 @@ def tree_layout(metadata: TableMetadata) -> TreeLayout | None:
 
 
 def lacks_definitions(metadata: TableMetadata, earlier: TableMetadata) -> bool:
-    """Return whether schemas or partition specs of an earlier version of a table are gone, as after an expiry."""
+    """Return whether schemas or partition specs of an earlier version of a table are missing, as after an expiry."""
     return bool(
         {schema.schema_id for schema in earlier.schemas} - {schema.schema_id for schema in metadata.schemas}
         or {spec.spec_id for spec in earlier.partition_specs} - {spec.spec_id for spec in metadata.partition_specs}
@@ -364,7 +364,7 @@ def serialize_table_metadata(metadata: TableMetadata) -> str:
 def metadata_file_text(metadata: TableMetadata, base: TableMetadata | None, location: str) -> bytes:
     """Return the JSON of a metadata file to write, with relative locations if the table has them.
 
-    It is parsed as readers do, except for the snapshots and log entries that are objects of the base.
+    The text is parsed as readers parse it, to validate it. Snapshots and log entries that the base shares are skipped.
 
     Args:
         metadata: the metadata to write.
@@ -374,8 +374,8 @@ def metadata_file_text(metadata: TableMetadata, base: TableMetadata | None, loca
     Raises:
         CorruptFileError, ValueError: no reader could read the file.
     """
-    is_spelled = isinstance(metadata, TableMetadataV4) and (metadata.layout_revision or 0) > ABSOLUTE_REVISION
-    locations = locations_of(metadata) if is_spelled else None
+    may_be_relative = isinstance(metadata, TableMetadataV4) and (metadata.layout_revision or 0) > ABSOLUTE_REVISION
+    locations = locations_of(metadata) if may_be_relative else None
     text = metadata.written(locations).encode()
     if base is None or locations_of(base) != locations_of(metadata):
         parse_table_metadata(text, location)
@@ -400,7 +400,7 @@ def _with_current_location(node: JsonNode) -> JsonNode:
 
 
 def _absolute(node: JsonNode, version: int) -> JsonNode:
-    """Return the document with the absolute locations of files."""
+    """Return the document with absolute locations of files."""
     table, file = node.get("location").text(), node.location
     if not is_absolute(table):
         node.get("location").fail("the location of a table is absolute")
@@ -450,7 +450,7 @@ _LOGS: Final = ("snapshot-log", "metadata-log")
 
 def _typed(node: JsonNode) -> dict[str, Any]:
     """Return the document with schemas, specs, sort orders and the UUID decoded, after a check of their ids."""
-    # Java's parser takes null for an empty log.
+    # Java's parser accepts null as an empty log.
     typed = {key: value for key, value in node.object().items() if value is not None or key not in _LOGS}
     typed["schemas"] = [schema_from_json(n.object(), n.location, n.path) for n in node.get("schemas").items()]
     typed |= _typed_specs(node)
@@ -479,8 +479,8 @@ def _typed_specs(node: JsonNode) -> dict[str, Any]:
         return {"partition-specs": [partition_spec_from_json(n.object(), n.location, n.path) for n in specs]}
     _check_layout(node)
     expressions = expressions_from_json(node.get("expressions")) if node.has("expressions") else []
-    tree = node.optional(LAYOUT_REVISION_KEY) is not None
-    resolved = [(resolved_spec_json(n, expressions, may_lack_fields=tree), n.location, n.path) for n in specs]
+    is_tree = node.optional(LAYOUT_REVISION_KEY) is not None
+    resolved = [(resolved_spec_json(n, expressions, may_lack_fields=is_tree), n.location, n.path) for n in specs]
     typed: dict[str, Any] = {"partition-specs": [partition_spec_from_json(*spec) for spec in resolved]}
     return typed | ({"expressions": expressions} if node.has("expressions") else {})
 

@@ -135,6 +135,7 @@ class Snapshot(snapshots.Snapshot):
 
     @cached_property
     def texts(self) -> dict[Locations | None, str]:
+        """A cache of the snapshot's JSON, by the rules for its locations; see `snapshot_text`."""
         return {}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -153,9 +154,9 @@ class Snapshot(snapshots.Snapshot):
 
 @dataclass(slots=True, eq=False)
 class StoredSnapshot:
-    """A snapshot as the text of a metadata file, which takes a third of the memory of its model.
+    """A snapshot as its text in a metadata file. It needs a third of the memory of its model.
 
-    The text is written again without a change.
+    The text is written back unchanged.
 
     Attributes:
         snapshot_id, parent_snapshot_id, sequence_number, timestamp_ms, key_id, has_root: as in `Snapshot`.
@@ -173,7 +174,7 @@ class StoredSnapshot:
 
     @property
     def model(self) -> Snapshot:
-        """The snapshot, which is decoded again if nobody uses it any more."""
+        """The model of the snapshot, which is decoded again if nothing refers to it."""
         model = None if self._model is None else self._model()
         if model is None:
             model = Snapshot.model_validate(json.loads(self.text))
@@ -201,7 +202,7 @@ def snapshot_model(snapshot: AnySnapshot) -> Snapshot:
 
 
 class StoredSnapshots(Sequence[Snapshot]):
-    """The snapshots of a table, whose models are made when they are needed. Immutable.
+    """The snapshots of a table, whose models are created on demand. Immutable.
 
     Attributes:
         stored: the snapshots, in order.
@@ -236,7 +237,7 @@ class StoredSnapshots(Sequence[Snapshot]):
 
 
 def snapshot_text(snapshot: AnySnapshot, locations: Locations | None) -> str:
-    """Return the JSON of a snapshot; see `written_text`. It is made once, since each commit writes all snapshots."""
+    """Return the JSON of a snapshot; see `written_text`. It is cached, since each commit writes all snapshots."""
     if isinstance(snapshot, StoredSnapshot):
         if locations is None:
             return snapshot.text
@@ -257,7 +258,7 @@ def written_text(text: str, locations: Locations | None) -> str:
 
 _LONG_KEYS = ("snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp-ms", "first-row-id", "added-rows")
 _REQUIRED_KEYS = {"snapshot-id", "timestamp-ms", "manifest-list"}
-# Keys of rare snapshots, and names of attributes, which pydantic takes for keys.
+# Keys of rare snapshots, and names of attributes, which pydantic accepts as keys.
 _RARE_KEYS = {"manifests", "root-manifest", "key-id"} | Snapshot.model_fields.keys() - {"summary"}
 
 
@@ -269,7 +270,7 @@ def stored_snapshot(document: Any, text: str) -> StoredSnapshot:
         text: its text.
 
     Raises:
-        ValueError: it may be invalid, or is a rare one: it has a root manifest, a relative location or a key.
+        ValueError: it may be invalid, or it is a rare kind: it has a root manifest, a relative location or a key.
     """
     if not isinstance(document, dict) or not document.keys() >= _REQUIRED_KEYS:
         raise ValueError("it lacks a key")
@@ -358,7 +359,7 @@ _HISTORY = _COUNTERS | {
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
-    """The fields of all format versions. Fields that the file did not have are not written."""
+    """The fields of all format versions. Fields that the file lacked are not written."""
 
     model_config = ConfigDict(extra="allow")
     _UNWRITTEN: ClassVar[frozenset[str]] = frozenset()
@@ -419,8 +420,8 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     def written(self, locations: Locations | None) -> str:
         """Return the JSON of the metadata file; see `written_text`."""
-        without = BaseModel.model_copy(self, update={"snapshots": []}) if self.snapshots else self
-        text = written_text(BaseModel.model_dump_json(without, by_alias=True, exclude_unset=True), locations)
+        no_snapshots = BaseModel.model_copy(self, update={"snapshots": []}) if self.snapshots else self
+        text = written_text(BaseModel.model_dump_json(no_snapshots, by_alias=True, exclude_unset=True), locations)
         if not self.snapshots:
             return text
         parts = text.split('"snapshots":[]')
@@ -430,7 +431,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         return f'{parts[0]}"snapshots":[{snapshots}]{parts[1]}'
 
     def without_parts_of(self, base: _Metadata) -> Self:
-        """Return the metadata without the snapshots and log entries that are objects of earlier metadata.
+        """Return the metadata without the snapshots and log entries that it shares with earlier metadata.
 
         Snapshots that the metadata refers to stay.
         """
@@ -445,7 +446,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     @property
     def stored_snapshots(self) -> Sequence[AnySnapshot]:
-        """The snapshots, for work that needs only the attributes of `StoredSnapshot`: no model is made."""
+        """The snapshots, for work that needs only the attributes of `StoredSnapshot`: no model is created."""
         return self.snapshots.stored if isinstance(self.snapshots, StoredSnapshots) else self.snapshots
 
     def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
@@ -466,7 +467,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
-        """Results that follow from the table's definitions and properties, which most versions of it share."""
+        """A cache of results that depend only on the table's definitions and properties. Most versions share it."""
         return {}
 
     @field_serializer("schemas")

@@ -179,7 +179,7 @@ def _refuse_transform(location: str, schema: Schema, field: PartitionField | Sor
 
 
 def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
-    """Raise ValidationError for required fields without values, and for defaults that readers would change."""
+    """Raise ValidationError for required fields of type unknown, and for defaults that readers would change."""
     read_fields = index_by_id(read)
     for field_id, field in index_by_id(schema).items():
         name = schema.find_column_name(field_id)
@@ -198,7 +198,7 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
 
 
 def _missing_in_default(field: NestedField, key: str) -> str | None:
-    """Return the name of a required field of a struct for which the default of the struct has no value."""
+    """Return the name of a required field for which neither the struct's default nor the field's has a value."""
     kind, default = field.field_type, getattr(field, key)
     if not isinstance(kind, StructType) or default is None:
         return None
@@ -208,7 +208,7 @@ def _missing_in_default(field: NestedField, key: str) -> str | None:
 
 
 def _fits(default: Any, kind: IcebergType) -> bool:
-    """Return whether JSON can represent a number, and whether a decimal has no more digits than its type."""
+    """Return whether JSON can represent a float, and whether a decimal fits the precision and scale of its type."""
     if isinstance(default, float):
         return math.isfinite(default)
     if not isinstance(default, Decimal) or not isinstance(kind, DecimalType):

@@ -1,4 +1,4 @@
-"""Choose the metrics of each column in data files, by the table properties write.metadata.metrics.*, as in Java."""
+"""Choose the metrics of each column in data files from the table properties write.metadata.metrics.*, as in Java."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _log = logging.getLogger(__name__)
 NO_METRICS: Final = -1
 COUNTS_ONLY: Final = 0
 FULL: Final = 1 << 31
-"""The maximum characters or bytes of a bound; `NO_METRICS` for no metrics, `COUNTS_ONLY` for no bounds."""
+"""A mode is the maximum length of bounds in characters or bytes; `NO_METRICS` or `COUNTS_ONLY` if there are none."""
 
 DEFAULT_LENGTH: Final = 16
-"""The maximum characters or bytes of a bound by default."""
+"""The default maximum length of bounds in characters or bytes."""
 
 _DEFAULT_KEY: Final = "write.metadata.metrics.default"
 _COLUMN_KEY: Final = "write.metadata.metrics.column."
-_MOST_COLUMNS_KEY: Final = "write.metadata.metrics.max-inferred-column-defaults"
-_MOST_COLUMNS: Final = 100
+_MAX_COLUMNS_KEY: Final = "write.metadata.metrics.max-inferred-column-defaults"
+_MAX_COLUMNS: Final = 100
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _TRUNCATE: Final = re.compile(rf"truncate\(({_NUMBER.pattern})\)")
-_NAMED: Final = {"none": NO_METRICS, "counts": COUNTS_ONLY, "full": FULL}
+_MODES: Final = {"none": NO_METRICS, "counts": COUNTS_ONLY, "full": FULL}
 
 
 def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
@@ -47,7 +47,7 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     modes: dict[int, int] = {}
     if _DEFAULT_KEY in properties:
         default = _mode(properties, _DEFAULT_KEY, DEFAULT_LENGTH)
-    elif _size(metadata.schema().as_struct()) <= (limit := _most_columns(properties)):
+    elif _count(metadata.schema().as_struct()) <= (limit := _max_columns(properties)):
         default = DEFAULT_LENGTH
     else:
         default = NO_METRICS
@@ -64,7 +64,7 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     return {field_id: modes.get(field_id, default) for field_id in schema.field_ids}
 
 
-def _size(kind: IcebergType) -> int:
+def _count(kind: IcebergType) -> int:
     """Return the number of fields that Java compares with the limit.
 
     They are the structs and primitives in structs, and the primitives of lists and maps. A map's key counts, whatever
@@ -72,12 +72,12 @@ def _size(kind: IcebergType) -> int:
     """
     match kind:
         case StructType():
-            return sum(isinstance(child, StructType | PrimitiveType) + _size(child) for _, child in _children(kind))
+            return sum(isinstance(child, StructType | PrimitiveType) + _count(child) for _, child in _children(kind))
         case ListType():
-            return isinstance(kind.element_type, PrimitiveType) + _size(kind.element_type)
+            return isinstance(kind.element_type, PrimitiveType) + _count(kind.element_type)
         case MapType():
             key_and_value = 2 if isinstance(kind.value_type, PrimitiveType) else 0
-            return key_and_value + _size(kind.key_type) + _size(kind.value_type)
+            return key_and_value + _count(kind.key_type) + _count(kind.value_type)
     return 0
 
 
@@ -102,17 +102,17 @@ def _children(kind: IcebergType) -> list[tuple[int, IcebergType]]:
 
 def _mode(properties: Mapping[str, str], key: str, fallback: int) -> int:
     text = properties[key].lower()
-    if text in _NAMED:
-        return _NAMED[text]
+    if text in _MODES:
+        return _MODES[text]
     if (match := _TRUNCATE.fullmatch(text)) and int(match[1]) > 0:
         return int(match[1])
     _log.warning("the table property %s is %r, which is not a metrics mode: it is ignored", key, properties[key])
     return fallback
 
 
-def _most_columns(properties: Mapping[str, str]) -> int:
-    text = properties.get(_MOST_COLUMNS_KEY, str(_MOST_COLUMNS))
+def _max_columns(properties: Mapping[str, str]) -> int:
+    text = properties.get(_MAX_COLUMNS_KEY, str(_MAX_COLUMNS))
     if _NUMBER.fullmatch(text):
         return int(text)
-    _log.warning("the table property %s is %r: expected a whole number", _MOST_COLUMNS_KEY, text)
-    return _MOST_COLUMNS
+    _log.warning("the table property %s is %r: expected a whole number", _MAX_COLUMNS_KEY, text)
+    return _MAX_COLUMNS

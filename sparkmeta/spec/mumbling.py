@@ -15,17 +15,17 @@ _Positions = np.ndarray[Any, np.dtype[np.int64]]
 _VERSION: Final = 1
 _HEADER_BYTES: Final = 6
 _CONTAINER: Final = 256
-"""Positions of a container."""
+"""The number of positions that a container covers."""
 _DENSE: Final = 0x20
-"""The descriptor of a container with a bit for each position. Smaller ones are numbers of positions."""
+"""The descriptor of a container with a bit for each position. A smaller descriptor is the number of its positions."""
 _DENSE_BYTES: Final = _CONTAINER // 8
-_MOST_CONTAINERS: Final = 8192
+_MAX_CONTAINERS: Final = 8192
 _CHUNK: Final = 256
-"""Values of a chunk of packed numbers."""
+"""The number of values in a chunk of packed numbers."""
 _CHUNK_HEADER_BYTES: Final = 3
 _BYTE_BITS: Final = 8
 
-MOST_POSITIONS: Final = _MOST_CONTAINERS * _CONTAINER
+MOST_POSITIONS: Final = _MAX_CONTAINERS * _CONTAINER
 
 
 def read_mumbling(data: bytes, location: str, field: str) -> _Positions:
@@ -33,19 +33,19 @@ def read_mumbling(data: bytes, location: str, field: str) -> _Positions:
 
     Args:
         data: the bitmap.
-        location: the file that has it, for errors.
-        field: the field that has it, for errors.
+        location: the file that contains it, for errors.
+        field: the field that contains it, for errors.
 
     Raises:
-        CorruptFileError: the bytes are cut, have a surplus, or break a rule of the format.
+        CorruptFileError: the bytes are truncated, are followed by others, or break a rule of the format.
     """
     source = _Source(np.frombuffer(data, np.uint8), location, field)
     header = source.take(0, _HEADER_BYTES)
     if header[0] != _VERSION:
         source.refuse(int(header[0]), f"the version of a Mumbling bitmap is {_VERSION}")
     cardinality, count = int.from_bytes(header[1:4], "little"), int.from_bytes(header[4:6], "little")
-    if count > _MOST_CONTAINERS:
-        source.refuse(count, f"a Mumbling bitmap has at most {_MOST_CONTAINERS} containers")
+    if count > _MAX_CONTAINERS:
+        source.refuse(count, f"a Mumbling bitmap has at most {_MAX_CONTAINERS} containers")
     descriptors, start = _unpacked(source, count)
     if (wrong := descriptors > _DENSE).any():
         source.refuse(int(descriptors[wrong][0]), "the descriptor of a container is at most 32")
@@ -64,10 +64,10 @@ def read_mumbling(data: bytes, location: str, field: str) -> _Positions:
 
 
 def write_mumbling(positions: _Positions) -> bytes:
-    """Return a bitmap of distinct positions below `MOST_POSITIONS`."""
+    """Encode distinct positions below `MOST_POSITIONS` as a bitmap."""
     ordered = np.sort(np.asarray(positions, np.int64))
     count = int(ordered[-1]) // _CONTAINER + 1 if len(ordered) else 0
-    if count > _MOST_CONTAINERS or (len(ordered) and (ordered[0] < 0 or (np.diff(ordered) == 0).any())):
+    if count > _MAX_CONTAINERS or (len(ordered) and (ordered[0] < 0 or (np.diff(ordered) == 0).any())):
         raise ValueError(f"positions of a Mumbling bitmap are distinct and below {MOST_POSITIONS}")
     containers, offsets = ordered // _CONTAINER, (ordered % _CONTAINER).astype(np.uint8)
     counts = np.bincount(containers, minlength=count)
@@ -88,9 +88,9 @@ def write_mumbling(positions: _Positions) -> bytes:
 
 def _sparse_positions(source: _Source, indices: _Positions, sizes: _Positions, starts: _Positions) -> _Positions:
     counts = sizes[indices]
-    owners = np.repeat(indices, counts)
-    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions: _Positions = owners * _CONTAINER + source.data[starts[owners] + within]
+    containers = np.repeat(indices, counts)
+    within = np.arange(len(containers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positions: _Positions = containers * _CONTAINER + source.data[starts[containers] + within]
     descending = np.flatnonzero(np.diff(positions) <= 0)
     if len(descending):
         source.refuse(int(positions[descending[0] + 1]), "the positions of a container don't ascend")
@@ -109,7 +109,7 @@ def _dense_positions(source: _Source, indices: _Positions, starts: _Positions) -
 
 
 # -- Packed numbers ---------------------------------------------------------------------------------------------------
-# A chunk has the minimum of its values, the low bits of the differences from it, and the higher bits of exceptions.
+# A chunk stores the minimum of its values, the low bits of the differences from it, and the higher bits of exceptions.
 
 
 def _unpacked(source: _Source, count: int) -> tuple[_Bytes, int]:
@@ -128,12 +128,12 @@ def _unpacked_chunk(source: _Source, start: int, count: int) -> tuple[_Bytes, in
         source.refuse(widths, "the bits of packed numbers exceed a byte, or there are more exceptions than numbers")
     start += _CHUNK_HEADER_BYTES
     values, start = _bits(source, start, count, low)
-    places = source.take(start, exceptions)
+    exception_indices = source.take(start, exceptions)
     start += exceptions
-    if exceptions and int(places.max()) >= count:
-        source.refuse(int(places.max()), f"the chunk has {count} packed numbers")
+    if exceptions and int(exception_indices.max()) >= count:
+        source.refuse(int(exception_indices.max()), f"the chunk has {count} packed numbers")
     higher, start = _bits(source, start, exceptions, high)
-    np.bitwise_or.at(values, places, higher << low)
+    np.bitwise_or.at(values, exception_indices, higher << low)
     values = values + minimum
     if len(values) and int(values.max()) > 0xFF:
         source.refuse(int(values.max()), "a packed number exceeds a byte")
@@ -141,7 +141,7 @@ def _unpacked_chunk(source: _Source, start: int, count: int) -> tuple[_Bytes, in
 
 
 def _bits(source: _Source, start: int, count: int, width: int) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-    """Return numbers of some bits each, and the index of the byte after them."""
+    """Return `count` numbers of `width` bits each, and the index of the byte after them."""
     size = -(-count * width // _BYTE_BITS)
     bits = np.unpackbits(source.take(start, size))[: count * width].reshape(count, width).astype(np.int64)
     weights = 1 << np.arange(width - 1, -1, -1)
@@ -153,7 +153,7 @@ def _packed(values: _Bytes) -> bytes:
 
 
 def _packed_chunk(values: _Bytes) -> bytes:
-    """Return a chunk without exceptions."""
+    """Pack values into a chunk without exceptions."""
     minimum = int(values.min())
     differences = values - minimum
     width = int(differences.max()).bit_length()
@@ -167,8 +167,8 @@ class _Source:
 
     Attributes:
         data: the bytes.
-        location: the file that has the bitmap.
-        field: the field that has the bitmap.
+        location: the file that contains the bitmap.
+        field: the field that contains the bitmap.
     """
 
     data: _Bytes
@@ -176,7 +176,7 @@ class _Source:
     field: str
 
     def take(self, start: int, size: int) -> _Bytes:
-        """Return some bytes."""
+        """Return `size` bytes from `start` on. Raise CorruptFileError if there are fewer."""
         if start + size > len(self.data):
             self.refuse(len(self.data), "the Mumbling bitmap is cut")
         return self.data[start : start + size]

@@ -78,27 +78,29 @@ def new_metadata(
     refuse_unsupported(version, [schema], location)
     refuse_unreadable(location, [schema], [spec], [sort_order])
     refuse_invalid_retries(properties, location)
-    columns = with_fresh_ids(schema)
+    new_schema = with_fresh_ids(schema)
     try:
-        fields = _with_fresh_sources(assign_fresh_partition_spec_ids(spec, schema, columns), schema, columns)
-        order = _with_fresh_sources(assign_fresh_sort_order_ids(sort_order, schema, columns), schema, columns)
+        new_spec = assign_fresh_partition_spec_ids(spec, schema, new_schema)
+        new_spec = _with_fresh_sources(new_spec, schema, new_schema)
+        new_order = assign_fresh_sort_order_ids(sort_order, schema, new_schema)
+        new_order = _with_fresh_sources(new_order, schema, new_schema)
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
-    refuse_unfit(location, columns, [fields], [order])
-    schema_json, spec_json = schema_to_json(columns), partition_spec_to_json(fields)
+    refuse_unfit(location, new_schema, [new_spec], [new_order])
+    schema_json, spec_json = schema_to_json(new_schema), partition_spec_to_json(new_spec)
     document: dict[str, Any] = {
         "format-version": min(version, _NEWEST_WITH_LISTS),
         "table-uuid": str(uuid.uuid4()),
         "location": location,
         "last-updated-ms": int(time.time() * 1000),
-        "last-column-id": columns.highest_field_id,
+        "last-column-id": new_schema.highest_field_id,
         "schemas": [schema_json],
-        "current-schema-id": columns.schema_id,
+        "current-schema-id": new_schema.schema_id,
         "partition-specs": [spec_json],
-        "default-spec-id": fields.spec_id,
-        "last-partition-id": fields.last_assigned_field_id,
-        "sort-orders": [sort_order_to_json(order)],
-        "default-sort-order-id": order.order_id,
+        "default-spec-id": new_spec.spec_id,
+        "last-partition-id": new_spec.last_assigned_field_id,
+        "sort-orders": [sort_order_to_json(new_order)],
+        "default-sort-order-id": new_order.order_id,
         "properties": {**_DEFAULT_PROPERTIES, **unreserved(properties)},
         "current-snapshot-id": None,
         **{key: [] for key in _EMPTY_LISTS},
@@ -117,8 +119,8 @@ def new_metadata(
 def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
     """Return the metadata of a new tree.
 
-    It has relative locations unless the table property says otherwise. The prototype of the Iceberg project does not
-    resolve these, so that its layout has them only if the property says so.
+    It has relative locations unless the table property says otherwise. The Iceberg project's prototype does not resolve
+    them, so in its layout the default is absolute locations.
     """
     default = tree_layout(metadata) == PROPOSAL
     if not flag_property(metadata.properties, RELATIVE_LOCATIONS, default=default, location=metadata.location):
@@ -126,20 +128,20 @@ def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
     return metadata.model_copy(update={"relative_locations": True})
 
 
-def _with_fresh_sources(fields: _Fields, schema: Schema, columns: Schema) -> _Fields:
-    """Return a spec or an order with the new ids of several source columns; pyiceberg changes only the first one."""
+def _with_fresh_sources(fields: _Fields, schema: Schema, new_schema: Schema) -> _Fields:
+    """Return a spec or an order with the new ids of all source columns; pyiceberg changes only the first one."""
     renumbered = []
     for field in fields.fields:
         transform = field.transform
         if isinstance(transform, UnknownTransform) and transform.sources:
             names = [schema.find_column_name(source) or "" for source in transform.sources]
-            transform = transform.of_columns([columns.find_field(name).field_id for name in names])
+            transform = transform.of_columns([new_schema.find_field(name).field_id for name in names])
         renumbered.append(field.model_copy(update={"transform": transform}))
     return fields.model_copy(update={"fields": tuple(renumbered)})
 
 
 def _refuse_other_types(location: str, schema: Any, spec: Any, sort_order: Any) -> None:
-    """Refuse arguments that are not pyiceberg's, and fields of columns that the schema lacks."""
+    """Refuse arguments of other types than pyiceberg's, and fields whose source columns the schema lacks."""
     instance_of(Schema).check(f"{location}: schema", schema)
     instance_of(PartitionSpec).check(f"{location}: partition_spec", spec)
     instance_of(SortOrder).check(f"{location}: sort_order", sort_order)

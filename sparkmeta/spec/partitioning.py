@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _HASH_KEY: Final = "bucket-hash"
-_PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
+_WITHOUT_WIDTH: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
     "identity": transforms.IdentityTransform,
     "year": transforms.YearTransform,
     "month": transforms.MonthTransform,
@@ -83,7 +83,7 @@ def partition_spec_from_json(data: Mapping[str, Any], location: str = "spec", pa
 
 
 def partition_spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
-    """Return the JSON object of a spec; if it was read from one, that object."""
+    """Return the JSON object of a spec: the object that it was read from, if there is one."""
     if isinstance(spec, TableSpec) and spec._json is not None:
         return spec._json
     return {"spec-id": spec.spec_id, "fields": [_partition_field_json(field) for field in spec.fields]}
@@ -133,7 +133,7 @@ def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
         return ColumnsBucket(int(match[2]), sources) if has_hash else SeveralColumnsBucket(text, sources)
     if match:
         return transforms.parse_transform(f"{match[1].lower()}[{int(match[2])}]")
-    transform = _PLAIN.get(text.lower())
+    transform = _WITHOUT_WIDTH.get(text.lower())
     return transform() if transform is not None else UnknownTransform(text)
 
 
@@ -157,7 +157,7 @@ def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", 
 
 
 def sort_order_to_json(order: SortOrder) -> dict[str, Any]:
-    """Return the JSON object of a sort order; if it was read from one, that object."""
+    """Return the JSON object of a sort order: the object that it was read from, if there is one."""
     if isinstance(order, TableSortOrder) and order._json is not None:
         return order._json
     return {"order-id": order.order_id, "fields": [_sort_field_json(field) for field in order.fields]}
@@ -248,7 +248,7 @@ def _with_field_ids(spec: PartitionSpec, ids: Sequence[int]) -> PartitionSpec:
 
 
 def _is_same(field: PartitionField, other: PartitionField) -> bool:
-    """Return whether fields with the same id are one field: they have one source, and one transform unless void."""
+    """Return whether fields with equal ids are the same: their sources are equal, and their transforms unless void."""
     same = field.transform == other.transform or _is_void(field) or _is_void(other)
     return field.source_id == other.source_id and same
 
@@ -430,7 +430,7 @@ def expressions_from_json(node: JsonNode) -> list[Expression]:
 
 
 def expression_to_json(expression: Expression) -> dict[str, Any]:
-    """Return the JSON object of an expression; if it was read from one, that object."""
+    """Return the JSON object of an expression: the object that it was read from, if there is one."""
     if expression._json is not None:
         return expression._json
     expr = _sources_json(expression.source_ids) | {"transform": expression.transform, "name": expression.name}
@@ -552,7 +552,7 @@ def expressions_by_key(expressions: Iterable[Expression]) -> dict[ExpressionKey,
 
 
 def _key(expression: Expression) -> ExpressionKey:
-    """Return the key that equal expressions have in common with each other and with their partition field."""
+    """Return a key that is equal for equal expressions and for their partition field."""
     transform = transform_from_json(
         JsonNode({"transform": expression.transform, **_sources_json(expression.source_ids)})
     )

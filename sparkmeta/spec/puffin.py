@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 # -- Theta sketches (Puffin spec, blob types) -------------------------------------------------------------------------
 # A sketch keeps the smallest hashes of a set of values, at most `MOST_HASHES`, and every hash below its theta. Sketches
-# of this module depend on the set of values only, not on their order or on how sketches of parts were merged. Hashes
-# have DataSketches' default seed, so that its libraries, and Iceberg's in Java, merge them with their own.
+# of this module depend only on the set of values, not on their order or on how partial sketches were merged. Hashes use
+# DataSketches' default seed, so that its libraries, and Iceberg's in Java, can merge them with their own.
 #
-# numpy hashes whole arrays of values; DataSketches' package for Python takes single values, and no bytes. Spark tasks
-# import this module, so it imports little.
+# numpy hashes whole arrays of values; DataSketches' package for Python accepts only single values, and no bytes. Spark
+# tasks import this module, so it imports little.
 
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -296,7 +296,7 @@ def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int)
 def write_puffin(
     blobs: Iterable[Blob], properties: Mapping[str, str] | None = None, *, compress_footer: bool = False
 ) -> PuffinFile:
-    """Return a Puffin file with some blobs (semantics 13.6).
+    """Return a Puffin file that contains the blobs (semantics 13.6).
 
     Args:
         blobs: The blobs.
@@ -327,7 +327,7 @@ _REFERENCED_FILE = "referenced-data-file"
 
 
 def with_referenced_files(data: bytes, change: Callable[[str], str], location: str) -> bytes:
-    """Return a Puffin file with other locations of the data files that its deletion vectors name. Blobs stay in place.
+    """Return a Puffin file whose deletion vectors name changed locations of their data files. Blobs stay in place.
 
     Args:
         data: The whole file.
@@ -451,7 +451,7 @@ def _with_content_size(frame: bytes, size: int) -> bytes:
 
 
 def _xxh32_short(data: bytes) -> int:
-    """Return the xxHash32 with seed 0 of less than 16 bytes."""
+    """Return the xxHash32 with seed 0 of fewer than 16 bytes."""
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
     mask, word_bytes = 0xFFFFFFFF, len(data) // 4 * 4
     result = primes[4] + len(data)

@@ -76,7 +76,7 @@ _FAR_YEARS = ("+", "-", "0000")
 _NESTED = t.StructType | t.ListType | t.MapType
 # Types whose defaults must be null.
 _WITHOUT_DEFAULT = t.GeometryType | t.GeographyType | t.UnknownType | VariantType
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
 def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: str = "") -> TableSchema:
@@ -98,7 +98,7 @@ def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: st
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
-    """Return the JSON object of a schema; if it was read from one, that object."""
+    """Return the JSON object of a schema: the object that it was read from, if there is one."""
     if isinstance(schema, TableSchema) and schema._json is not None:
         return schema._json
     document: dict[str, Any] = {"type": "struct", "schema-id": schema.schema_id}
@@ -232,10 +232,10 @@ def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
 
 
 def column_default(kind: t.IcebergType, default: Any) -> Any:
-    """Return a default in pyiceberg's representation, in which values of nested types are tuples instead of JSON text.
+    """Convert a default from pyiceberg's representation: values of nested types become tuples instead of JSON text.
 
-    A struct is pairs of the id and the value of those fields that do not have their own defaults, a list is its
-    elements, and a map is pairs of keys and values.
+    A struct becomes pairs of field id and value, without the fields that keep their own defaults. A list becomes its
+    elements, and a map becomes pairs of key and value.
     """
     is_text = isinstance(kind, _NESTED) and default is not None
     return _single_value(JsonNode(json.loads(default)), kind) if is_text else default
@@ -250,7 +250,7 @@ def _single_value(node: JsonNode, kind: t.IcebergType) -> Any:
     """Return the value of a JSON single-value; see `column_default`."""
     match kind:
         case t.StructType():
-            # Other ids are of fields that were deleted.
+            # Other ids belong to deleted fields.
             members = node.object()
             fields = [field for field in kind.fields if str(field.field_id) in members]
             ids = [field.field_id for field in fields]
@@ -339,7 +339,7 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
 
 def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
     """Return the nodes of all field ids below a type that is known to be valid."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         kind.fail("its types are nested too deeply")
     if isinstance(kind.value, str):
         return []
@@ -373,9 +373,9 @@ def id_of_column(schema: Schema, name: str) -> int | None:
 
 
 def pruned(schema: Schema, field_ids: Collection[int]) -> Schema:
-    """Return a schema of some of its fields, each with all that is inside it, and of their parents.
+    """Return a schema with only some of the fields, each with everything inside it, and their parents.
 
-    Parents keep their defaults, as they don't in pyiceberg's `prune_columns`. The keys of a map are never pruned.
+    Unlike in pyiceberg's `prune_columns`, parents keep their defaults. The keys of a map are never pruned.
     """
     kind = _pruned(schema.as_struct(), field_ids)
     identifiers = [field_id for field_id in schema.identifier_field_ids if field_id in field_ids]

@@ -25,7 +25,7 @@ _VALUE: Final = re.compile(" ".join(["([0-9]{1,19})"] * 4))
 
 
 class _Record(NamedTuple):
-    """The value of the property. Version 1 has no sequence numbers (0): times order its snapshots."""
+    """The value of the property. In format version 1, sequence numbers are 0, and times order the snapshots."""
 
     epoch: int
     snapshot_id: int
@@ -44,7 +44,7 @@ def with_epoch(metadata: TableMetadata, branch: str, key: IdempotencyKey) -> Tab
 def earlier_repetition(
     metadata: TableMetadata, branch: str, history: Sequence[Snapshot], key: IdempotencyKey
 ) -> Snapshot | None:
-    """Return the snapshot before a branch's history that recorded an epoch of a stream or a later one, or None.
+    """Return the snapshot that recorded an epoch of a stream, or a later one, before a branch's history; or None.
 
     An expired snapshot is returned with only its id, and the key in its summary.
 

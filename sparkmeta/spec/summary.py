@@ -69,13 +69,13 @@ def summary_of(snapshot: Snapshot | None) -> Mapping[str, str]:
 
 
 def summary_number(snapshot: Snapshot | None, key: str) -> int | None:
-    """Return a natural number of a snapshot's summary, or None if it has no such number."""
+    """Return a number in a snapshot's summary that is not negative, or None if there is no such number."""
     number = long_of(summary_of(snapshot).get(key))
     return number if number is not None and number >= 0 else None
 
 
 def long_of(text: str | None) -> int | None:
-    """Return the number of a summary's text; None if it is no whole number of 64 bits."""
+    """Return the number in a text of a summary; None if it is not a 64-bit integer."""
     number = int(text) if text is not None and _LONG.fullmatch(text) else None
     return number if number is not None and -_LONG_MAX <= number <= _LONG_MAX else None
 
@@ -84,7 +84,7 @@ def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return a copy of properties for snapshot summaries.
 
     Raises:
-        ValidationError: a key or value is not a string, or the key of a computed property.
+        ValidationError: a key or value is not a string, or a key belongs to a computed property.
     """
     texts = string_map("snapshot_properties", properties)
     for key in texts:

@@ -24,7 +24,7 @@ METADATA_PATH = "write.metadata.path"
 RELATIVE_LOCATIONS = "write.tree.relative-locations"
 """Whether files of a metadata tree name files relative to the table's location; true by default."""
 
-_MOST, _MOST_DIGITS = 2**63 - 1, 19
+_MAX_LONG, _MAX_DIGITS = 2**63 - 1, 19
 
 TREE_LAYOUT = "write.tree.layout"
 """The layout of the metadata tree of a new or upgraded table of format version 4: `proposal` or `iceberg`."""
@@ -49,8 +49,8 @@ def number_property(
     if text is None:
         return default
     # int() raises its own error for thousands of digits.
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-    if not is_number or not least <= int(text) <= _MOST:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+    if not is_number or not least <= int(text) <= _MAX_LONG:
         raise _error(name, text, at_least(least), location)
     return int(text)
 
@@ -58,7 +58,7 @@ def number_property(
 def fraction_property(
     properties: Mapping[str, str], name: str, default: float, *, location: str | None = None
 ) -> float:
-    """Return a property that is a number between 0 and 1, both excluded; see `number_property`."""
+    """Return a property that is a number between 0 and 1, exclusive; see `number_property`."""
     text = properties.get(name)
     if text is None:
         return default
@@ -116,13 +116,13 @@ _CHECK: Final = "commit.status-check."
 _COMMIT_DEFAULTS: Final = {"num-retries": 4, "min-wait-ms": 100, "max-wait-ms": 60_000, "total-timeout-ms": 1_800_000}
 _CHECK_DEFAULTS: Final = {"num-retries": 3, "min-wait-ms": 1_000, "max-wait-ms": 60_000, "total-timeout-ms": 1_800_000}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
-_MOST_RETRIES: Final = (1 << 31) - 1
-_EXPECTED: Final = f"expected a whole number up to {_MOST_RETRIES}"
+_MAX_INTEGER: Final = (1 << 31) - 1
+_EXPECTED: Final = f"expected a whole number up to {_MAX_INTEGER}"
 
 
 @dataclass(frozen=True)
 class Retries:
-    """Limits of repetitions. No value is negative."""
+    """The limits of retries: their number, the waits between them and the total time. No value is negative."""
 
     count: int
     least_wait_ms: int
@@ -139,7 +139,7 @@ class Retries:
 
 
 def commit_retries(properties: Mapping[str, str]) -> Retries:
-    """Return the limits for repeating a commit after another one came first. Invalid properties cause a warning."""
+    """Return the limits for retrying a commit that lost to a concurrent one. Invalid properties cause a warning."""
     return _retries(properties, _COMMIT, _COMMIT_DEFAULTS)
 
 
@@ -173,4 +173,4 @@ def _retries(properties: Mapping[str, str], prefix: str, defaults: Mapping[str, 
 
 def _integer(text: str) -> int | None:
     value = int(text) if _INTEGER.fullmatch(text) else None
-    return value if value is not None and abs(value) <= _MOST_RETRIES else None
+    return value if value is not None and abs(value) <= _MAX_INTEGER else None

@@ -44,7 +44,7 @@ _KNOWN: Final = "transforms: identity, bucket(N), truncate(W), year, month, day,
 
 
 def parts_of(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are not in parentheses or backquotes."""
+    """Split a text at the commas that are not in parentheses or backquotes, and yield the parts."""
     depth, start, is_quoted = 0, 0, False
     for index, character in enumerate(text):
         is_quoted ^= character == "`"
@@ -76,8 +76,8 @@ def transform_of(transform: Any) -> Transform[Any, Any]:
 def _named(name: str, size: str | None) -> Transform[Any, Any] | None:
     if size is None:
         return _UNSIZED.get(name.lower())
-    known = _SIZED.get(name.lower())
-    return known(int(size)) if known is not None and 0 < int(size) <= _MAX_SIZE else None
+    make = _SIZED.get(name.lower())
+    return make(int(size)) if make is not None and 0 < int(size) <= _MAX_SIZE else None
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Terms:
         return SortField(source_id=column.field_id, transform=transform, direction=direction, null_order=null_order)
 
     def transformed(self, term: str) -> tuple[NestedField, Transform[Any, Any]]:
-        """Return the column in a text and its transform, such as `bucket(16, name)`; of several columns the first."""
+        """Return the first column in a text such as `bucket(16, name)`, and the transform."""
         call = CALL.fullmatch(term)
         if call is None:
             return self.column(term), transforms.IdentityTransform()

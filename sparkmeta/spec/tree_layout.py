@@ -1,4 +1,4 @@
-"""The layouts of metadata trees, and what commits and plans need to know of them."""
+"""The layouts of metadata trees, and what commits and plans need to know about them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class TreeLayout:
 
     Attributes:
         name: the value of the table property `write.tree.layout`.
-        colocates: whether the entries of data files hold their deletion vectors. Leaves have no other entries of these.
+        colocates: whether the entries of data files contain their deletion vectors, which then have no own entries.
         has_mask_files: whether the deletion vector of a leaf may be in a Puffin file.
         spark_reads: whether Spark's Parquet reader returns the entries of leaves.
-        is_strict: whether counts of leaves are exact, and roots hold changes of their own snapshot only. Other
-            libraries write the other layout and differ in both.
+        is_strict: whether counts of leaves are exact, and roots contain only changes of their own snapshot. Other
+            libraries, which write the layout `iceberg`, ensure neither.
     """
 
     name: str

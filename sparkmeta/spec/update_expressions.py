@@ -1,4 +1,4 @@
-"""Add expressions to metadata trees, and remove them: functions of columns whose statistics are kept."""
+"""Add and remove expressions of metadata trees: functions of columns whose values have statistics in files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AddExpression:
-    """The change that adds an expression. It gets the next id when it is applied.
+    """A change that adds an expression. The expression gets the next free id when the change is applied.
 
     Attributes:
-        source_id: the column.
+        source_id: the id of the column.
         function: the function of the column.
         name: the name of the expression.
     """
@@ -42,7 +42,7 @@ class AddExpression:
         """Return metadata with the expression.
 
         Raises:
-            InvalidChangeError: the column is not in the schema, or the expression or its name is there already.
+            InvalidChangeError: the column is not in the schema, or the expression or its name already exists.
         """
         tree = _tree(metadata)
         if self.source_id not in tree.schema().field_ids:
@@ -56,7 +56,7 @@ class AddExpression:
 
 @dataclass(frozen=True)
 class RemoveExpression:
-    """The change that makes an expression without a partition field void. Its id is not used again."""
+    """A change that makes an expression void, unless a partition field uses it. Its id is never reused."""
 
     name: str
 
@@ -71,7 +71,7 @@ class RemoveExpression:
         if self.name not in (names := [expression.name for expression in virtual if expression.name]):
             problem = f"there is no expression {shown(self.name)}{hint_at(self.name, names)}"
             raise InvalidChangeError(f"{tree.location}: {problem}")
-        # Without its entry, the id would look like the id of a column whose schema has been removed.
+        # If the expression were deleted, its id would look like that of a column whose schema was removed.
         expressions = [
             Expression(expr_id=each.expr_id, source_ids=each.source_ids, transform=str(VoidTransform()))
             if each in virtual and each.name == self.name
@@ -82,10 +82,10 @@ class RemoveExpression:
 
 
 def _tree(metadata: object) -> TableMetadataV4:
-    """Return the metadata of a tree that can have expressions.
+    """Return the metadata, checked to be that of a tree that can have expressions.
 
     Raises:
-        UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+        UnsupportedError: the table is not a tree, or it has the layout of the Iceberg project.
     """
     if not isinstance(metadata, TableMetadataV4) or tree_layout(metadata) != PROPOSAL:
         raise UnsupportedError(
@@ -102,10 +102,10 @@ def _text(expression: Expression, metadata: TableMetadata) -> str:
 
 @names_table
 class UpdateExpressions(UpdateTableMetadata["UpdateExpressions"]):
-    """A builder of changes of the expressions of a tree.
+    """A builder of changes to the expressions of a tree.
 
-    Data files that are written later have statistics of an expression's values. Filters that test the same function of
-    the column prune by them.
+    Data files that are written after the change have statistics of the expression's values. Filters that test the same
+    function of the column prune by them.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
@@ -114,16 +114,16 @@ class UpdateExpressions(UpdateTableMetadata["UpdateExpressions"]):
         self._changes: list[AddExpression | RemoveExpression] = []
 
     def add(self, call: str, name: str | None = None) -> UpdateExpressions:
-        """Add the function of a column.
+        """Add an expression: a function of a column.
 
         Args:
             call: the function and its column as in filters, such as `lower(name)` or `variant_get(v, '$.a', 'long')`.
             name: the name of the expression; by default, made of the names of the function and the column.
 
         Raises:
-            InvalidChangeError: there is no such function or column, the column has another type, or is in a list or
-                map.
-            UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+            InvalidChangeError: there is no such function or column, the function does not accept the column's type, or
+                the column is in a list or map.
+            UnsupportedError: the table is not a tree, or it has the layout of the Iceberg project.
         """
         metadata = _tree(self._transaction.table_metadata)
         function, column = call_of(call)
@@ -141,10 +141,10 @@ class UpdateExpressions(UpdateTableMetadata["UpdateExpressions"]):
         return self
 
     def remove(self, name: str) -> UpdateExpressions:
-        """Remove an expression by its name. Statistics that files have of it are not used any more.
+        """Remove an expression by its name. Readers then ignore its statistics in files.
 
         Raises:
-            UnsupportedError: the table is no tree, or one in the layout of the Iceberg project.
+            UnsupportedError: the table is not a tree, or it has the layout of the Iceberg project.
         """
         _tree(self._transaction.table_metadata)
         self._changes.append(RemoveExpression(name))

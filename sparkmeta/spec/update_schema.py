@@ -1,4 +1,4 @@
-"""Change schemas as pyiceberg does, and with them the table properties that name columns."""
+"""Change schemas as pyiceberg does, together with the table properties that name columns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _Builder = TypeVar("_Builder", bound=type)
 def names_table(builder: _Builder) -> _Builder:
     """Make a subclass of a pyiceberg builder raise InvalidChangeError, with the table's location, for its errors."""
     for name, method in inspect.getmembers(builder, inspect.isfunction):
-        # Both `commit` and the end of a `with` block compute the changes by `_commit`.
+        # Both `commit` and the end of a `with` block call `_commit` to compute the changes.
         if name == "_commit" or (not name.startswith("_") and name != "commit"):
             setattr(builder, name, _naming_table(method))
     return builder
@@ -130,10 +130,10 @@ class UpdateSortOrder(IcebergUpdateSortOrder):
 
     def _commit(self) -> UpdatesAndRequirements:
         updates, requirements = super()._commit()
-        # pyiceberg takes the largest id for the added one, but the order without columns has the id 0.
+        # pyiceberg makes the order with the largest id the default, but the order without columns has the id 0.
         added = [update.sort_order.order_id for update in updates if isinstance(update, AddSortOrderUpdate)]
-        chosen = tuple(SetDefaultSortOrderUpdate.model_validate({"sort-order-id": order_id}) for order_id in added)
-        return (*updates[:-1], *chosen) if added else updates, requirements
+        defaults = tuple(SetDefaultSortOrderUpdate.model_validate({"sort-order-id": order_id}) for order_id in added)
+        return (*updates[:-1], *defaults) if added else updates, requirements
 
     def _add_term(
         self, term: str, transform: str | Transform[Any, Any] | None, direction: SortDirection, nulls: NullOrder
@@ -194,7 +194,7 @@ class _FreshIds(_SetFreshIDs):
     def struct(self, struct: StructType, field_results: list[Callable[[], IcebergType]]) -> StructType:
         ids = [self._get_and_increment(field.field_id) for field in struct.fields]
         for field in struct.fields:
-            # A default with values names their fields by ids, and other fields have these ids now.
+            # A default with values names their fields by id, but in the new schema these ids belong to other fields.
             if isinstance(field.field_type, StructType) and {field.initial_default, field.write_default} - {None, "{}"}:
                 problem = "the default of a struct is {} or null, since its fields have their own defaults"
                 raise ValidationError(f"column {field.name} has a default with values: {problem}")
@@ -224,8 +224,8 @@ class ApplyChanges(_ApplyChanges):
 # -- Changes of schemas and of properties that name columns -----------------------------------------------------------
 
 
-# Properties of a column, whose keys end with its full name.
-_OF_COLUMNS = (
+# The prefixes of column properties. The full name of the column follows.
+_COLUMN_PREFIXES = (
     "write.metadata.metrics.column.",
     "write.parquet.bloom-filter-enabled.column.",
     "write.parquet.bloom-filter-fpp.column.",
@@ -236,7 +236,7 @@ _OF_COLUMNS = (
 
 @dataclass(frozen=True)
 class _AssertColumnProperties:
-    """The requirement that the name mapping and the properties of columns are those that an update was based on."""
+    """The requirement that the name mapping and the properties of columns still equal the ones of an update's base."""
 
     properties: dict[str, str]
 
@@ -248,7 +248,7 @@ class _AssertColumnProperties:
             raise CommitFailedException(f"another commit has changed the property {min(changed_keys)}")
 
 
-def _plain_default(kind: IcebergType, value: Any, required: bool = True) -> Any:
+def _default_tuples(kind: IcebergType, value: Any, required: bool = True) -> Any:
     """Return a default that a caller passed, in the form of `column_default`. Raises ValueError if it does not fit."""
     if value is None and not required:
         return None
@@ -258,10 +258,10 @@ def _plain_default(kind: IcebergType, value: Any, required: bool = True) -> Any:
                 raise ValueError("the default of a struct is {}, with the defaults of its fields, or None")
             return ()
         case ListType() if isinstance(value, list | tuple):
-            return tuple(_plain_default(kind.element_type, item, kind.element_required) for item in value)
+            return tuple(_default_tuples(kind.element_type, item, kind.element_required) for item in value)
         case MapType() if isinstance(value, dict):
-            keys = [_plain_default(kind.key_type, key) for key in value]
-            items = (_plain_default(kind.value_type, item, kind.value_required) for item in value.values())
+            keys = [_default_tuples(kind.key_type, key) for key in value]
+            items = (_default_tuples(kind.value_type, item, kind.value_required) for item in value.values())
             return tuple(zip(keys, items, strict=True))
         case PrimitiveType() if value is not None:
             return literal(value).to(kind).value
@@ -270,14 +270,14 @@ def _plain_default(kind: IcebergType, value: Any, required: bool = True) -> Any:
 
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, with the rules of Java's builder and others.
+    """pyiceberg's builder of schema changes, with the rules of Java's builder and further ones.
 
-    - It requires that no other commit has assigned ids of columns or changed properties of columns meanwhile.
+    - It requires that no other commit assigns ids of columns or changes properties of columns in the meantime.
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name. Properties of a deleted column are removed.
-    - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
-    - A decimal keeps its scale, and strings, bytes and fixed values keep their type, since files are not read as
-      another one.
+    - Default values beyond the range of their type are refused. pyiceberg replaces them with the nearest value.
+    - A decimal keeps its scale, and strings, bytes and fixed values keep their type, since readers of data files do not
+      convert them.
     - A primitive type may be given by its name in Iceberg, such as "long" or "decimal(9, 2)".
     - Nothing is added to a column that is deleted.
     - The name of a former partition column can be given to a new column, once the column and its partition field are
@@ -312,7 +312,7 @@ class UpdateSchema(IcebergUpdateSchema):
             super().add_column(path, field_type, doc, required, default_value)
             return self
         default = self._nested_default(path, field_type, default_value)
-        # pyiceberg takes no default of a nested type, which a required column needs.
+        # pyiceberg accepts no default of a nested type, but a required column needs one.
         super().add_column(path, StructType(), doc, required and default is None)
         kind = type_with_fresh_ids(field_type, self.assign_new_column_id)
         defaults = {"initial_default": default, "write_default": default}
@@ -422,7 +422,7 @@ class UpdateSchema(IcebergUpdateSchema):
         if kind.is_primitive or value is None:
             return None
         try:
-            return default_text(kind, _plain_default(kind, value))
+            return default_text(kind, _default_tuples(kind, value))
         except (TypeError, ValueError) as error:
             problem = f"the default value of {_full_name(path)} is {shown(value)}: {first_line(error)}"
             raise ValidationError(f"{self._transaction.table_metadata.location}: {problem}") from error
@@ -465,7 +465,7 @@ def _full_name(path: str | tuple[str, ...]) -> str:
 
 
 def _may_become(old: IcebergType, new: IcebergType) -> bool:
-    """Return False for types that pyiceberg promotes, but only to read files of other writers."""
+    """Return False for promotions that pyiceberg allows only so that it can read files of other writers."""
     if isinstance(old, DecimalType) and isinstance(new, DecimalType):
         return old.scale == new.scale
     return old == new or not isinstance(old, StringType | BinaryType | FixedType)
@@ -488,7 +488,7 @@ def _name_mapping(transaction: Transaction) -> NameMapping | None:
 
 def _column_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that a change of the schema may have to change."""
-    prefixes = (TableProperties.DEFAULT_NAME_MAPPING, *_OF_COLUMNS)
+    prefixes = (TableProperties.DEFAULT_NAME_MAPPING, *_COLUMN_PREFIXES)
     return {key: value for key, value in properties.items() if key.startswith(prefixes)}
 
 
@@ -498,7 +498,7 @@ def _property_updates(properties: Mapping[str, str], old: Schema, new: Schema) -
     moved = {name: new_names.get(field_id) for field_id, name in old_names.items() if new_names.get(field_id) != name}
     removed, added = [], {}
     for key, value in properties.items():
-        prefix = next((prefix for prefix in _OF_COLUMNS if key.startswith(prefix)), None)
+        prefix = next((prefix for prefix in _COLUMN_PREFIXES if key.startswith(prefix)), None)
         if prefix is None or (name := key.removeprefix(prefix)) not in moved:
             continue
         removed.append(key)

@@ -63,7 +63,7 @@ def update_table_metadata(metadata: TableMetadata, changes: Sequence[MetadataUpd
     Raises:
         ValidationError: An update contradicts the metadata.
     """
-    of_expressions = [change for change in changes if isinstance(change, AddExpression | RemoveExpression)]
+    expression_changes = [change for change in changes if isinstance(change, AddExpression | RemoveExpression)]
     updates = [change for change in changes if not isinstance(change, AddExpression | RemoveExpression)]
     applicable, counters = [], _counters(metadata, updates)
     for update in updates:
@@ -71,7 +71,7 @@ def update_table_metadata(metadata: TableMetadata, changes: Sequence[MetadataUpd
         _refuse_unreadable(update, metadata)
         if isinstance(update, iceberg.SetPropertiesUpdate):
             refuse_invalid_retries(update.updates, metadata.location)
-        applicable.append(_present(update, metadata))
+        applicable.append(_restricted(update, metadata))
     try:
         updated = iceberg.update_table_metadata(cast("Any", metadata), tuple(applicable))
     except (ValueError, KeyError, exceptions.ValidationError) as error:
@@ -87,7 +87,7 @@ def update_table_metadata(metadata: TableMetadata, changes: Sequence[MetadataUpd
         refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
     parts = {"refs": _converted_refs(metadata, changed)} | _lists(changed, updates)
     restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
-    for change in of_expressions:
+    for change in expression_changes:
         restored = change.apply(restored)
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
@@ -231,14 +231,14 @@ def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
 
 
 def _added_specs_and_orders(update: TableUpdate) -> tuple[list[PartitionSpec], list[SortOrder]]:
-    """Return the partition spec and the sort order that an update adds, one of them at most."""
+    """Return the partition spec or the sort order that an update adds, each in a list."""
     return (
         [update.spec] if isinstance(update, iceberg.AddPartitionSpecUpdate) else [],
         [update.sort_order] if isinstance(update, iceberg.AddSortOrderUpdate) else [],
     )
 
 
-def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
+def _restricted(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
     """Restrict an update that removes properties to the table's properties, as pyiceberg requires."""
     if not isinstance(update, iceberg.RemovePropertiesUpdate):
         return update
@@ -246,7 +246,7 @@ def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
 
 
 def _converted_refs(base: TableMetadata, changed: TableMetadata) -> dict[str, SnapshotRef]:
-    """Return the refs, none a model of pyiceberg. A ref that replaces another one keeps its unknown fields."""
+    """Return the refs as models of this library. A ref that replaces another one inherits its unknown fields."""
     refs: dict[str, Any] = dict(changed.refs)
     return {name: _converted_ref(ref, base.refs.get(name)) for name, ref in refs.items()}
 
@@ -393,7 +393,7 @@ def has_changes(metadata: TableMetadata, changes: Changes) -> bool:
 
 
 def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
-    """Return the updates of the REST protocol that make changes.
+    """Return the updates of the REST protocol that make the changes.
 
     Args:
         changes: the changes.
@@ -530,7 +530,6 @@ def _statistics(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
         yield {"action": f"remove-{changes.field}", "snapshot-id": snapshot_id}
 
 
-# In the order of requests: updates follow what they refer to.
 def _encryption_keys(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
     for element in changes.set().values():
         yield {"action": "add-encryption-key", "encryption-key": element}
@@ -538,6 +537,7 @@ def _encryption_keys(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
         yield {"action": "remove-encryption-key", "key-id": key_id}
 
 
+# In the order of requests: an update follows the updates of what it refers to.
 _UPDATES: dict[str, Callable[[_FieldChanges], Iterator[dict[str, Any]]]] = {
     "table-uuid": _field_update("assign-uuid", "uuid"),
     "format-version": _field_update("upgrade-format-version", "format-version"),

@@ -1,4 +1,4 @@
-"""Metadata of upgraded and downgraded tables (table spec, Appendix E; semantics 17.7 and 19.2)."""
+"""Upgrade and downgrade table metadata (table spec, Appendix E; semantics 17.7 and 19.2)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
 
 
 def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = None) -> TableMetadataV4:
-    """Return the metadata in format version 4 of a table with a metadata tree.
+    """Return the metadata in format version 4, with a metadata tree.
 
-    The table property `write.tree.layout` chooses the tree's layout. The proposal's has an expression for every field
-    of every partition spec. Snapshots keep their manifest lists, and all locations stay absolute. Metadata of version 4
+    The table property `write.tree.layout` chooses the tree's layout. The proposal's has an expression for each field of
+    every partition spec. Snapshots keep their manifest lists, and all locations stay absolute. Metadata of version 4
     without a tree, as Iceberg 1.12.0 writes it, is upgraded in the same way. Metadata of a tree is returned unchanged.
 
     Args:
@@ -77,7 +77,7 @@ def _with_revision(metadata: TableMetadataV4) -> TableMetadataV4:
 
 
 def in_layout(metadata: TableMetadataV4, layout: TreeLayout) -> TableMetadataV4:
-    """Return the metadata of a tree whose next roots have another layout. Its snapshots keep their roots.
+    """Return the metadata of a tree with another layout for its next roots. Its snapshots keep their roots.
 
     The expressions of the proposal's layout stay, since earlier roots need them.
 
@@ -162,7 +162,7 @@ def _in_version(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | N
 def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
     """Return the metadata of an upgraded table in its previous format version.
 
-    The ids of its expressions are not used again: last-column-id stays the same.
+    The ids of its expressions are never reused: last-column-id stays the same.
 
     Args:
         metadata: The metadata of a tree.
@@ -224,10 +224,10 @@ LIST_VERSION = 3
 """The newest format version without metadata trees."""
 
 TREE_PROPERTIES = "write.tree."
-"""The beginning of the names of table properties that only metadata trees have."""
+"""The prefix of table properties that only metadata trees have."""
 
 _WITHOUT_REMOVALS = ("append", "replace")
-# Beginnings of the names in a summary that count changes.
+# The prefixes of keys in a summary that describe changes.
 _CHANGES = ("added-", "changed-", "deleted-", "removed-", "manifests-", "entries-", "replace-partitions")
 
 
@@ -258,10 +258,10 @@ def tree_snapshots(metadata: TableMetadata) -> TreeSnapshots:
 
 
 def tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
-    """Return the metadata of a table with a tree.
+    """Return the metadata, checked to be that of a table with a tree.
 
     Raises:
-        ValidationError: the table has none.
+        ValidationError: the table has no tree.
     """
     if not isinstance(metadata, TableMetadataV4) or not has_tree(metadata):
         raise ValidationError(
@@ -281,8 +281,8 @@ def downgraded_metadata(
 ) -> TableMetadata:
     """Return the metadata in format version 3.
 
-    Heads keep their ids, times and statistics. A head that removed files becomes a `replace` without a parent, because
-    its manifest list does not name these files, and scans of changes must not miss them silently.
+    Heads keep their ids, times and statistics. A head that removed files becomes a `replace` without a parent: its
+    manifest list does not name these files, and scans of changes must not miss them silently.
 
     Args:
         metadata: the metadata of a tree.
@@ -290,8 +290,8 @@ def downgraded_metadata(
         next_row_id: the table's next row id.
         now_ms: the time of the change, in milliseconds since 1970.
     """
-    gone = tree_snapshots(metadata).others
-    remaining = without_expired(metadata, Expired(gone, ()), None, now_ms)
+    removed = tree_snapshots(metadata).others
+    remaining = without_expired(metadata, Expired(removed, ()), None, now_ms)
     snapshots = [
         _with_list(snapshot, lists[snapshot.snapshot_id]) if snapshot.has_root else snapshot
         for snapshot in remaining.snapshots

@@ -1,4 +1,4 @@
-"""Numbers of seven bits a byte, as in Avro, ORC, and the footers of Parquet. Spark tasks import this module."""
+"""Encode numbers with seven bits per byte, as in Avro, ORC and Parquet's footers. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def encoded_varint(value: int) -> bytes:
 
 
 def decoded_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the unsigned number at a position, and its end. Raises IndexError if the bytes end before."""
+    """Return the unsigned number at a position, and its end. Raise IndexError if the data ends before the number."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -29,6 +29,6 @@ def encoded_long(value: int) -> bytes:
 
 
 def decoded_long(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number in zigzag form at a position, and its end. Raises IndexError if the bytes end before."""
+    """Return the number in zigzag form at a position, and its end. Raise IndexError if the data ends before it."""
     value, end = decoded_varint(data, position)
     return (value >> 1) ^ -(value & 1), end

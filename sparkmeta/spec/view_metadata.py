@@ -240,7 +240,7 @@ def view_version_to_json(version: ViewVersion) -> dict[str, Any]:
 
 
 def lifted_view(metadata: ViewMetadata, view_uuid: UUID) -> ViewMetadata:
-    """Convert metadata of the spec's first draft to the form of the spec, in which it is written."""
+    """Convert metadata of the view spec's first draft to the form of the spec, which writers need."""
     return replace(metadata, view_uuid=view_uuid, unknown=_without(metadata.unknown, {_CURRENT_SCHEMA_ID}))
 
 
@@ -271,7 +271,7 @@ def _dialects(representations: JsonNode) -> Iterator[tuple[JsonNode, str]]:
 
 
 def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
-    """Return a version of the spec's first draft with the keys that its first SQL representation has.
+    """Return a version of the spec's first draft, completed with the keys of its first SQL representation.
 
     If neither has a schema id, it is the id of the only schema.
     """

@@ -49,13 +49,13 @@ _SIGNED = re.compile(
     r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|X-Goog-(?:Signature|Credential))=)[^&\s\"']+", re.IGNORECASE
 )
 # Shorter values are words such as "true".
-_LEAST_SECRET = 6
+_MIN_SECRET_LENGTH = 6
 _HIDDEN = "***"
 
 
 def secrets_in(properties: Mapping[str, Any]) -> list[str]:
     """Return the credentials in the properties of a catalog or FileIO, the longest first."""
-    return sorted({value for value in _secrets(properties) if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
+    return sorted({value for value in _secrets(properties) if len(value) >= _MIN_SECRET_LENGTH}, key=len, reverse=True)
 
 
 def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _is_read_error(error: BaseException) -> bool:
 VENDED_FOR = "sparkmeta.vended-for"
 """The property of a FileIO that names the catalog and the table of its credentials, for errors."""
 
-# Credentials are replaced this many seconds before they expire, so that a job that starts with them has time.
+# Credentials are replaced this many seconds before they expire, so that a job that starts with them has time to run.
 # Short-lived credentials are replaced after half of their remaining lifetime.
 _AHEAD = 300.0
 _EXPIRY = re.compile(
@@ -212,10 +212,10 @@ def _replaced_at(io: FileIO) -> float:
 
 T = TypeVar("T")
 
-# Seconds between attempts. An attempt is several requests already: clients repeat requests for some seconds at most.
+# Seconds between attempts. An attempt may already be several requests, since clients retry for a few seconds.
 _WAITS = (0.5, 2.0)
-# Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. Failures
-# to connect are not among them: clients retry these for long enough.
+# Words in errors of a store that is busy or drops connections, in the spelling of pyarrow, botocore, aiohttp and
+# others. Failures to connect are not among them: clients retry these for long enough.
 _TRANSIENT = re.compile(
     r"slow.?down|throttl|request rate|unavailable|internal.?(?:error|failure)|\b50[0234]\b|time.?out|timed out|"
     r"connection.?(?:closed|reset|aborted)|disconnected|reset by peer|broken pipe|incomplete|httpclient",
@@ -364,7 +364,7 @@ def _is_a(io: FileIO, module: str, name: str) -> bool:
 def _read(io: FileIO, location: str) -> bytes:
     if (store := fsspec_store(io, location)) is not None:
         return _fetched(store, location, 0, None)
-    # Seekable: pyarrow reads other streams in sequential requests of 1 MiB.
+    # The stream is seekable: pyarrow reads other streams in sequential requests of 1 MiB.
     with io.new_input(location).open() as stream:
         return stream.read()
 
@@ -401,7 +401,7 @@ def _size(stream: InputStream) -> int:
 
 
 def within(offset: int, size: int, length: int) -> tuple[int, int]:
-    """Return the part of a range that a file of `length` bytes has, possibly empty. The range may be invalid."""
+    """Return the start and end of a range within a file of `length` bytes. They are equal if the range is invalid."""
     start = min(max(offset, 0), length)
     return (start, min(start + max(size, 0), length)) if offset >= 0 else (0, 0)
 
@@ -416,7 +416,7 @@ def missing(location: str) -> NoReturn:
 
 R = TypeVar("R")
 
-# Bytes that a store could send in the time of another request, about 30 ms.
+# Gaps up to this size are read too: a store sends as many bytes in the time of another request, about 30 ms.
 _LARGEST_GAP = 1 << 18
 # Maximum bytes of a merged request, so that several run at a time and memory stays bounded.
 _LARGEST_REQUEST = 4 << 20
@@ -476,10 +476,10 @@ def read_ahead(items: Iterable[T], read: Callable[[T], R], size: Callable[[T], i
     running: deque[tuple[T, int, Future[R]]] = deque()
     try:
         for item in items:
-            bytes_of_item = size(item)
-            while running and not _fits(bytes_of_item, [bytes_of_running for _, bytes_of_running, _ in running]):
+            item_size = size(item)
+            while running and not _fits(item_size, [running_size for _, running_size, _ in running]):
                 yield _finished(running)
-            running.append((item, bytes_of_item, _threads().submit(read, item)))
+            running.append((item, item_size, _threads().submit(read, item)))
         while running:
             yield _finished(running)
     finally:

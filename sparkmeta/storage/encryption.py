@@ -1,8 +1,8 @@
 """Decrypt and encrypt files: AES GCM streams, and the keys of Parquet's modular encryption. Light: tasks import this.
 
-An encrypted file has key metadata, which its parent has: an entry of a manifest for data and delete files, a manifest
-list for manifests, the table's metadata for manifest lists (`storage/table_keys.py`). Parquet files are encrypted in
-their own way, all others as streams (`format/gcm-stream-spec.md` of Iceberg).
+The parent of an encrypted file stores its key metadata: a manifest entry for data and delete files, a manifest list for
+manifests, and the table's metadata for manifest lists (`storage/keys.py`). Parquet files use Parquet's own encryption.
+All other files are encrypted as streams (`format/gcm-stream-spec.md` of Iceberg).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def unsealed(aes: AESGCM, content: bytes | memoryview, aad: bytes | None, what: 
         what: names the bytes in errors.
 
     Raises:
-        EncryptionError: the key is another one, or the bytes were changed.
+        EncryptionError: the key is wrong, or the bytes were changed.
     """
     from cryptography.exceptions import InvalidTag
 
@@ -86,7 +86,7 @@ class FileKey:
     Attributes:
         key: the AES key.
         aad_prefix: the beginning of the additional authenticated data, which identifies the file.
-        length: the length of the encrypted file; None if the file's format proves that no bytes are missing.
+        length: the length of the encrypted file; None if the file's format itself reveals missing bytes.
     """
 
     key: bytes = field(repr=False)
@@ -128,11 +128,11 @@ class FileKey:
         return bytes([_VERSION]) + b"".join(values)
 
     def with_length(self, length: int) -> FileKey:
-        """Return the key for an encrypted file of a length."""
+        """Return the key with the length of its encrypted file."""
         return replace(self, length=length)
 
     def encrypted(self, content: bytes) -> bytes:
-        """Return a file as an encrypted stream. An empty file has one empty block."""
+        """Encrypt a file as a stream. The stream of an empty file has one empty block."""
         aes, view = cipher(self.key), memoryview(content)
         starts = range(0, max(len(content), 1), BLOCK)
         blocks = (sealed(aes, view[start : start + BLOCK], self._aad(start // BLOCK)) for start in starts)
@@ -143,21 +143,21 @@ class FileKey:
 
 
 class _Record:
-    """Reads an Avro record of bytes and longs. Raises IndexError at its end."""
+    """A reader of an Avro record of bytes and longs. It raises IndexError past the record's end."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 1
+        self._data, self._position = data, 1
 
     def long(self) -> int:
-        value, self._at = decoded_long(self._data, self._at)
+        value, self._position = decoded_long(self._data, self._position)
         return value
 
     def bytes(self) -> bytes:
         length = self.long()
-        self._at += length
-        if length < 0 or self._at > len(self._data):
+        self._position += length
+        if length < 0 or self._position > len(self._data):
             raise IndexError
-        return self._data[self._at - length : self._at]
+        return self._data[self._position - length : self._position]
 
 
 def _bytes(value: bytes) -> bytes:
@@ -181,7 +181,7 @@ class Stream:
 
     @staticmethod
     def of(location: str, metadata: bytes) -> Stream:
-        """Return the stream in a file that has key metadata."""
+        """Return the stream in a file with key metadata."""
         return Stream(location, FileKey.parse(metadata, location))
 
     @property
@@ -189,15 +189,16 @@ class Stream:
         """The length of the decrypted file.
 
         Raises:
-            EncryptionError: the key metadata has no length, so that missing blocks at the end would not be noticed.
+            EncryptionError: the key metadata lacks a valid length, without which a truncated stream would go unnoticed.
         """
-        blocks, rest = divmod(self._stored - len(_HEADER), _SEALED)
-        if 0 < rest < _NONCE + _TAG or self._stored < len(_HEADER) + _NONCE + _TAG:
-            raise EncryptionError(f"{self.location}: its key_metadata has the length {self._stored} of no stream")
+        stored = self._stored_length
+        blocks, rest = divmod(stored - len(_HEADER), _SEALED)
+        if 0 < rest < _NONCE + _TAG or stored < len(_HEADER) + _NONCE + _TAG:
+            raise EncryptionError(f"{self.location}: its key_metadata has the length {stored} of no stream")
         return blocks * BLOCK + max(rest - _NONCE - _TAG, 0)
 
     @property
-    def _stored(self) -> int:
+    def _stored_length(self) -> int:
         if self.key.length is None:
             raise EncryptionError(f"{self.location}: its key_metadata has no file length, by which a stream is checked")
         return self.key.length
@@ -206,17 +207,17 @@ class Stream:
         """Decrypt the whole file.
 
         Raises:
-            EncryptionError: the file is not encrypted, has another length or was changed, or the key is another one.
+            EncryptionError: the file is not encrypted, has the wrong length or was changed, or the key is wrong.
         """
         self._check_header(content)
-        if len(content) != self._stored:
+        if len(content) != self._stored_length:
             raise EncryptionError(
-                f"{self.location}: the file has {len(content)} bytes, but {self._stored} by its key_metadata"
+                f"{self.location}: the file has {len(content)} bytes, but {self._stored_length} by its key_metadata"
             )
         return self._blocks(memoryview(content)[len(_HEADER) :], 0)
 
     def read_range(self, read: Callable[[int, int], bytes], offset: int, size: int) -> bytes:
-        """Read a range of the decrypted file, up to its end. Only the blocks in it are read.
+        """Read a range of the decrypted file, up to its end. Only the blocks that overlap the range are read.
 
         Args:
             read: reads a range of the encrypted file.
@@ -231,10 +232,11 @@ class Stream:
         first, last = start // BLOCK, (end - 1) // BLOCK
         # The header is checked with the first block.
         begin = 0 if first == 0 else len(_HEADER) + first * _SEALED
-        stop = min(len(_HEADER) + (last + 1) * _SEALED, self._stored)
+        stored = self._stored_length
+        stop = min(len(_HEADER) + (last + 1) * _SEALED, stored)
         content = memoryview(read(begin, stop - begin))
         if len(content) != stop - begin:
-            raise EncryptionError(f"{self.location}: the file has fewer bytes than {self._stored}, its key_metadata's")
+            raise EncryptionError(f"{self.location}: the file has fewer bytes than {stored}, its key_metadata's")
         if first == 0:
             self._check_header(content)
             content = content[len(_HEADER) :]
@@ -254,7 +256,7 @@ class Stream:
 
 
 class RangeSource(Protocol):
-    """Opens files: `Files` on the driver, `ExecutorReader` in tasks."""
+    """A reader of files: `Files` on the driver, `ExecutorReader` in tasks."""
 
     def read(self, location: str) -> bytes: ...
 
@@ -263,7 +265,7 @@ class RangeSource(Protocol):
 
 @dataclass(frozen=True)
 class Decrypting:
-    """Reads a file with an encrypted stream."""
+    """A reader that decrypts a file with an encrypted stream."""
 
     source: RangeSource
     stream: Stream
@@ -286,11 +288,11 @@ def decrypted(content: bytes, location: str, key_metadata: bytes | None) -> byte
 
 
 def encrypted(content: bytes, data_key_length: int | None) -> tuple[bytes, bytes | None]:
-    """Return a file as an encrypted stream under a new key, and its key metadata.
+    """Encrypt a file as a stream under a new key. Return the stream and its key metadata.
 
     Args:
         content: the file.
-        data_key_length: the length of the key in bytes; None to return the file as it is, without key metadata.
+        data_key_length: the length of the key in bytes; None to return the file unencrypted, without key metadata.
     """
     if data_key_length is None:
         return content, None
@@ -309,7 +311,7 @@ class EncryptingSink:
         sink.write(_HEADER)
 
     def tell(self) -> int:
-        """Return the length of the encrypted file so far, if it ended here."""
+        """Return the length that the encrypted file would have if it ended here."""
         return int(self._sink.tell()) + _NONCE + len(self._pending) + _TAG
 
     def write(self, data: bytes) -> None:
@@ -326,7 +328,7 @@ class EncryptingSink:
         return int(self._sink.tell())
 
     def close(self) -> None:
-        """Close the stream, without its last block unless it was finished."""
+        """Close the stream. Its last block is missing unless `finish` wrote it."""
         self._sink.close()
 
     def _write_block(self, block: bytearray) -> None:
@@ -338,12 +340,12 @@ class EncryptingSink:
 
 
 def parquet_encryption(key: FileKey) -> Any:
-    """Return pyarrow's properties to write an encrypted Parquet file."""
-    create = _of_arrow("create_encryption_properties")
+    """Return pyarrow's properties for writing an encrypted Parquet file."""
+    create = _arrow_function("create_encryption_properties")
     return create(key.key, aad_prefix=key.aad_prefix, store_aad_prefix=False)
 
 
-def _of_arrow(name: str) -> Any:
+def _arrow_function(name: str) -> Any:
     """Return a function of pyarrow's encryption module. Raises UnsupportedError if the installed pyarrow lacks it."""
     import pyarrow as pa
 
@@ -361,7 +363,7 @@ def _of_arrow(name: str) -> Any:
 
 
 class FileKeys:
-    """The keys that a reader has learned from the rows which name its files. They are not pickled with it."""
+    """The keys of a reader's files, which it learns from the rows that name the files. They are not pickled with it."""
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
@@ -385,9 +387,9 @@ class FileKeys:
         return self._streams.get(location)
 
     def parquet_decryption(self, location: str) -> Any:
-        """Return pyarrow's properties to read a Parquet file; None if it is not encrypted."""
+        """Return pyarrow's properties for reading a Parquet file; None if it is not encrypted."""
         metadata = self._parquet.get(location)
         if metadata is None:
             return None
         key = FileKey.parse(metadata, location)
-        return _of_arrow("create_decryption_properties")(key.key, aad_prefix=key.aad_prefix or None)
+        return _arrow_function("create_decryption_properties")(key.key, aad_prefix=key.aad_prefix or None)

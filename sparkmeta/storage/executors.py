@@ -57,7 +57,7 @@ class ExecutorReader:
         return read(offset, size) if stream is None else stream.read_range(read, offset, size)
 
     def open(self, location: str) -> pa.NativeFile:
-        """Open a file for reads at any offset, in Arrow's form. Raises NotFoundError."""
+        """Open a file as an Arrow file that can be read at any offset. Raises NotFoundError."""
         import pyarrow as pa
 
         if self.keys.stream_of(location) is not None:

@@ -71,7 +71,7 @@ _ROWS = 10_000
 def shares_disk(spark: SparkSession, location: str) -> bool:
     """Return whether this process and a session's tasks see the same file or folder at a local path.
 
-    Runs a task for each core, and remembers the answer for the session. If the path does not exist, the deepest
+    Runs a task for each core, and caches the answer for the session. If the path does not exist, the deepest
     existing folder above it counts. A network folder counts as different, since its device and inode may differ between
     machines. A folder or file that this process may not read counts as different too.
     """
@@ -155,7 +155,7 @@ class Files(Protocol):
         """Return the files directly in a folder whose names match a pattern with ``*`` and ``?``."""
 
     def names(self, folder: str, pattern: str) -> Sequence[str]:
-        """Return the names of the files that ``list`` returns, which takes less time on a disk."""
+        """Return the names of the files that ``list`` returns. On a disk, this is faster than ``list``."""
 
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         """Return the locations of files below a folder whose relative path matches (``*/metadata/*``).
@@ -170,7 +170,7 @@ class Files(Protocol):
     def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:
         """Write a file with a unique name, such as one with a UUID.
 
-        Without `syncs_name`, a crash of the machine may lose the name until a later one in its folder is synced.
+        Without `syncs_name`, a crash of the machine may lose the name until a later name in its folder is synced.
         """
 
     def publish(self, location: str, data: bytes) -> None:
@@ -318,7 +318,7 @@ class SparkFiles:
     keys: TableKeys | None = field(default=None, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
-        row = self._only(location, "content")
+        row = self._row_of(location, "content")
         return bytes(row.content) if row else b""
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
@@ -328,13 +328,13 @@ class SparkFiles:
 
     def exists(self, location: str) -> bool:
         try:
-            self._only(location, "length")
+            self._row_of(location, "length")
         except NotFoundError:
             return False
         return True
 
     def length(self, location: str) -> int:
-        row = self._only(location, "length")
+        row = self._row_of(location, "length")
         return int(row.length) if row else 0
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
@@ -354,8 +354,8 @@ class SparkFiles:
             rows = self._rows(f"{escape_glob(folder)}/{pattern}", "path")
         except NotFoundError:
             return []
-        above = pattern.count("/") + 1
-        return [join(folder, "/".join(row.path.rsplit("/", above)[1:])) for row in rows]
+        levels = pattern.count("/") + 1
+        return [join(folder, "/".join(row.path.rsplit("/", levels)[1:])) for row in rows]
 
     def write_new(self, location: str, data: bytes, *, syncs_name: bool = True) -> None:  # noqa: ARG002
         self._refuse_write(location)
@@ -382,7 +382,7 @@ class SparkFiles:
             f"{location}: Spark's sources write no single file: open the table through a catalog, whose FileIO does"
         )
 
-    def _only(self, location: str, column: str) -> Row | None:
+    def _row_of(self, location: str, column: str) -> Row | None:
         """Return the row of a file; None if it is empty."""
         from sparkmeta.storage.reading import refuse_hidden
 
@@ -422,7 +422,7 @@ def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
 
 
 IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
-"""The beginnings of the names of a FileIO's properties in pyiceberg's configuration."""
+"""The prefixes of a FileIO's properties in pyiceberg's configuration."""
 
 
 def files_for(
@@ -483,7 +483,7 @@ def executor_writer(files: Files) -> ExecutorWriter:
 
 
 def how_tasks_can(files: Files) -> str:
-    """Return a hint how to let tasks open and write files that only Spark's own sources can open."""
+    """Return a hint on how to let tasks open and write files that only Spark's own sources can open."""
     on_connect = isinstance(files, SparkFiles) and files.on_connect
     advice = "open the table through a catalog, whose FileIO tasks can use"
     return f"{advice}; {LOCAL_IS_READ_ONLY}" if on_connect else advice
@@ -504,19 +504,19 @@ def _io_properties(io: FileIO) -> dict[str, str]:
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
-# More than there is of anything, and few enough to add one as an integer of 64 bits.
+# More than any amount of work, but small enough that 1 can be added as a 64-bit integer.
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
 class FileAccess:
-    """The access to a table's files, by the session's settings.
+    """The access to a table's files, according to the session's settings.
 
     Attributes:
         files: opens any file on the driver, by a job if necessary.
-        executor_reads: the setting.
+        executor_reads: the setting of this name.
         driver: opens files on the driver without a job; None if Spark should read them.
-        sessions: where the session comes from whose sources may open the files; None if only `tasks` and `driver` may.
+        sessions: the source of the session that may open the files; None if only `tasks` and `driver` may.
         alone: whether `driver` opens all files, however many, since there is no Spark.
     """
 
@@ -535,7 +535,7 @@ class FileAccess:
         return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
     def limit(self, usual: int) -> int:
-        """Return a maximum of work that the driver does. Without Spark, it does any amount."""
+        """Return the maximum amount of work that the driver does: `usual`, or any amount without Spark."""
         return _UNLIMITED if self.alone else usual
 
     def driver_opens(self, are_few: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Unwrap and wrap the keys of encrypted tables, by a key management service.
+"""Unwrap and wrap the keys of encrypted tables with a key management service.
 
     master key (in the service) -> key encryption keys -> keys of manifest lists (both in the table's metadata)
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 KMS_TYPE, KMS_IMPL = "encryption.kms-type", "encryption.kms-impl"
 _ONLY_UNWRAPS = f"{KMS_IMPL} has no method wrap_key"
-# The format version of encrypted tables that are written.
+# The only format version in which encrypted tables are written.
 _FORMAT_VERSION = 3
 _DATA_KEY_LENGTH = "encryption.data-key-length"
 _TIMESTAMP = "KEY_TIMESTAMP"
-# Key encryption keys are replaced after two years, as by Iceberg's Java library.
+# Key encryption keys are replaced after two years, as in Iceberg's Java library.
 _LIFESPAN_MS = 730 * 24 * 60 * 60 * 1000
-# Seconds for which an unwrapped key encryption key is remembered.
+# Seconds for which an unwrapped key encryption key is cached.
 _REMEMBERED = 3600.0
 _ID_BYTES = 16
 
@@ -40,7 +40,7 @@ _ID_BYTES = 16
 
 
 class KeyClient(Protocol):
-    """A client of a key management service. An implementation is called by several threads."""
+    """A client of a key management service. Several threads call it."""
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Decrypt a key that the master key `key_id` encrypts."""
@@ -51,13 +51,13 @@ class KeyClient(Protocol):
 
 @dataclass(frozen=True)
 class _Unwrapping:
-    """A function that only unwraps keys: tables can be read, but not written."""
+    """A key client that is a function and only unwraps keys: its tables can be read, but not written."""
 
     unwrap_key: Callable[[bytes, str], bytes] = field(repr=False)
 
 
 class AwsKeys:
-    """AWS KMS, by boto3. Its properties are `kms.endpoint`, and the region and credentials of `client.` and `s3.`."""
+    """AWS KMS, with boto3. Its properties are `kms.endpoint`, and the region and credentials of `client.` and `s3.`."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         import boto3
@@ -85,7 +85,7 @@ class AwsKeys:
 
 
 class GcpKeys:
-    """Google Cloud KMS, by google-cloud-kms, with the token `gcs.oauth2.token` or the environment's credentials."""
+    """Google Cloud KMS, with google-cloud-kms, and the token `gcs.oauth2.token` or the environment's credentials."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         from google.cloud import kms
@@ -104,12 +104,13 @@ class GcpKeys:
         return bytes(self._client.encrypt(request={"name": key_id, "plaintext": key}).ciphertext)
 
 
-# Type -> the client, and the extra with its package.
+# Type -> the client, and the extra that installs its package.
 _TYPES: dict[str, tuple[Callable[[Mapping[str, Any]], KeyClient], str]] = {
     "aws": (AwsKeys, "encryption-aws"),
     "gcp": (GcpKeys, "encryption-gcp"),
 }
-_JAVA = {
+# Java class -> type.
+_JAVA_CLIENTS = {
     "org.apache.iceberg.aws.AwsKeyManagementClient": "aws",
     "org.apache.iceberg.gcp.GcpKeyManagementClient": "gcp",
 }
@@ -126,7 +127,7 @@ def _key_client(properties: Mapping[str, Any]) -> KeyClient | _Unwrapping:
     if kind is not None and implementation is not None:
         raise InvalidArgumentError(f"{KMS_TYPE} and {KMS_IMPL} are both set: only one may be")
     if isinstance(implementation, str):
-        kind = _JAVA.get(implementation)
+        kind = _JAVA_CLIENTS.get(implementation)
     if kind is not None:
         make, extra = _TYPES.get(str(kind).lower(), (None, ""))
         if make is None:
@@ -146,7 +147,7 @@ def _key_client(properties: Mapping[str, Any]) -> KeyClient | _Unwrapping:
 
 
 def _implementation(name: str, properties: Mapping[str, Any]) -> object:
-    """Return an instance of the class with a full name, or the function with that name."""
+    """Import a full name. Return an instance if it names a class, and otherwise the object, such as a function."""
     module, _, member = name.rpartition(".")
     try:
         implementation = getattr(import_module(module), member)
@@ -159,7 +160,7 @@ def _implementation(name: str, properties: Mapping[str, Any]) -> object:
 
 
 class HasKeys(Protocol):
-    """Files on the driver."""
+    """What gives access to a catalog's keys: the files on the driver."""
 
     @property
     def keys(self) -> TableKeys | None:
@@ -172,16 +173,16 @@ class TableKeys:
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._properties = properties
         self._client: KeyClient | _Unwrapping | None = None
-        # Wrapped key -> the key, and when it is forgotten.
+        # Wrapped key -> the key, and the time at which it expires from the cache.
         self._unwrapped: dict[bytes, tuple[bytes, float]] = {}
 
     @staticmethod
     def of(properties: Mapping[str, Any]) -> TableKeys | None:
-        """Return the keys that the key client of a catalog's properties unwraps; None if they have none."""
+        """Return the keys that the key client in a catalog's properties unwraps; None if there is no key client."""
         return TableKeys(properties) if properties.keys() & {KMS_TYPE, KMS_IMPL} else None
 
     def unwrapped(self, entry: Mapping[str, Any], table: str) -> bytes:
-        """Return a key encryption key. It is remembered for an hour.
+        """Unwrap a key encryption key, and cache it for an hour.
 
         Args:
             entry: the key in the table's metadata.
@@ -191,15 +192,15 @@ class TableKeys:
             EncryptionError: the key client refuses, or fails.
         """
         wrapped = _encrypted(entry, table)
-        key, end = self._unwrapped.get(wrapped, (b"", 0.0))
-        if time.monotonic() >= end:
-            key = self._asked("unwrap", wrapped, entry["encrypted-by-id"], table)
+        key, expiry = self._unwrapped.get(wrapped, (b"", 0.0))
+        if time.monotonic() >= expiry:
+            key = self._call_client("unwrap", wrapped, entry["encrypted-by-id"], table)
             self._unwrapped[wrapped] = key, time.monotonic() + _REMEMBERED
         return key
 
     def wrapped(self, key: bytes, key_id: str, table: str) -> bytes:
-        """Return a new key encryption key as the master key encrypts it. Raises EncryptionError, as `unwrapped`."""
-        wrapped = self._asked("wrap", key, key_id, table)
+        """Encrypt a new key encryption key with the master key. Raises EncryptionError, as `unwrapped` does."""
+        wrapped = self._call_client("wrap", key, key_id, table)
         self._unwrapped[wrapped] = key, time.monotonic() + _REMEMBERED
         return wrapped
 
@@ -210,7 +211,7 @@ class TableKeys:
         if not hasattr(self._client, "wrap_key"):
             raise UnsupportedError(f"{table}: the key client can't wrap a new key with key {key_id}: {_ONLY_UNWRAPS}")
 
-    def _asked(self, verb: str, key: bytes, key_id: str, table: str) -> bytes:
+    def _call_client(self, verb: str, key: bytes, key_id: str, table: str) -> bytes:
         if self._client is None:
             self._client = _key_client(self._properties)
         try:
@@ -229,7 +230,7 @@ class TableKeys:
 
 
 def _reason(error: Exception) -> str:
-    """Return the kind of an error, with the code of an answer of AWS. Its text may contain keys."""
+    """Return the type of an error, with the error code of AWS. The error's text is left out: it may contain keys."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return type(error).__name__ + (f" ({code})" if code else "")
@@ -247,8 +248,8 @@ def manifest_list_key(files: HasKeys, metadata: TableMetadata, snapshot: Snapsho
     """Return the key metadata of a snapshot's manifest list; None if it is not encrypted.
 
     Raises:
-        EncryptionError: the table's metadata lacks the key, no key client is configured, it refuses, or the key is
-            another one.
+        EncryptionError: the table's metadata lacks the key, no key client is configured, the client refuses, or the
+            key is wrong.
     """
     if snapshot.key_id is None:
         return None
@@ -305,11 +306,11 @@ def data_key_length(metadata: TableMetadata) -> int | None:
 
 
 def refuse_encrypted_commit(files: HasKeys, metadata: TableMetadata) -> None:
-    """Raise an error if no snapshot can be added to a table because it is encrypted.
+    """Raise an error if a table's encryption prevents new snapshots.
 
     Raises:
-        UnsupportedError: the table has another format version than 3 or lost its key id, or the key client can't wrap
-            a new key.
+        UnsupportedError: the table's format version is not 3, its key id is missing, or the key client can't wrap a
+            new key.
         EncryptionError: no key client is configured, or it refuses.
     """
     from sparkmeta.spec.metadata import is_encrypted  # tasks don't load it
@@ -337,14 +338,14 @@ def refuse_encrypted_commit(files: HasKeys, metadata: TableMetadata) -> None:
 def with_manifest_list_key(
     files: HasKeys, metadata: TableMetadata, key_metadata: bytes, length: int
 ) -> tuple[TableMetadata, str]:
-    """Return metadata with the key metadata of a new manifest list, and its id.
+    """Return metadata that contains the key of a new manifest list, and the key's id.
 
-    The newest key encryption key of the table's master key encrypts it; there is a new one every two years.
+    The newest key encryption key of the table's master key encrypts it. It is replaced every two years.
 
     Args:
-        files: has the key client.
+        files: gives access to the key client.
         metadata: the table's metadata.
-        key_metadata: the key metadata.
+        key_metadata: the key metadata of the manifest list.
         length: the length of a new key encryption key in bytes.
 
     Raises:
@@ -359,7 +360,7 @@ def with_manifest_list_key(
         secret = os.urandom(length)
         wrapping = {
             "key-id": _new_id(),
-            "encrypted-key-metadata": _text(keys.wrapped(secret, master, location)),
+            "encrypted-key-metadata": _base64(keys.wrapped(secret, master, location)),
             "encrypted-by-id": master,
             "properties": {_TIMESTAMP: str(now)},
         }
@@ -368,12 +369,12 @@ def with_manifest_list_key(
     encrypted = sealed(aes, key_metadata, _timestamp(wrapping, location).encode())
     key_id = _new_id()
     by_id = {"encrypted-by-id": wrapping["key-id"]}
-    entries.append({"key-id": key_id, "encrypted-key-metadata": _text(encrypted)} | by_id)
+    entries.append({"key-id": key_id, "encrypted-key-metadata": _base64(encrypted)} | by_id)
     return metadata.model_copy(update={"encryption_keys": entries}), key_id
 
 
 def _wrapping(metadata: TableMetadata) -> Mapping[str, Any] | None:
-    """Return the newest key encryption key of the table's master key; None if it is too old for manifest lists."""
+    """Return the newest key encryption key of the table's master key; None if each is too old for manifest lists."""
     master, oldest = metadata.properties[ENCRYPTION_KEY_ID], int(time.time() * 1000) - _LIFESPAN_MS
     entry: Mapping[str, Any]
     for entry in reversed(_entries(metadata)):
@@ -384,8 +385,8 @@ def _wrapping(metadata: TableMetadata) -> Mapping[str, Any] | None:
 
 
 def _new_id() -> str:
-    return _text(os.urandom(_ID_BYTES))
+    return _base64(os.urandom(_ID_BYTES))
 
 
-def _text(content: bytes) -> str:
+def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()

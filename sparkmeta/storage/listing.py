@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Names of the modification time in s3fs, gcsfs, adlfs and fsspec's own file systems.
+# Keys of the modification time in s3fs, gcsfs, adlfs and fsspec's own file systems.
 _MODIFIED = ("LastModified", "mtime", "updated", "last_modified", "created")
 
 
@@ -147,10 +147,10 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
     store: Any = io.new_input(join(folder, "x"))._fs
     # fsspec caches listings in this process.
     store.invalidate_cache()
-    beginning = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    prefix = {"prefix": beginning} if beginning else {"maxdepth": 1}
+    prefix = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    options = {"prefix": prefix} if prefix else {"maxdepth": 1}
     opened = client_location(io, folder)
-    infos: dict[str, dict[str, Any]] = store.find(opened, detail=True, **prefix)
+    infos: dict[str, dict[str, Any]] = store.find(opened, detail=True, **options)
     root = store._strip_protocol(opened).rstrip("/")
     if not infos and not store.exists(opened):
         raise FileNotFoundError(folder)
@@ -162,7 +162,7 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
 
 
 def modified_ms(info: dict[str, Any]) -> int | None:
-    """Return when a file was modified, from its fsspec info; None if that does not say."""
+    """Return when a file was modified, from its fsspec info; None if the info does not say."""
     modified = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
     if modified is None:
         return None

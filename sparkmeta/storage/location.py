@@ -55,9 +55,9 @@ def join(folder: str, name: str) -> str:
 def parents(location: str) -> list[str]:
     """Return the locations of the folders above a location, from the nearest to the topmost of its store."""
     path = _PARTS.fullmatch(location.rstrip("/"))[3]  # type: ignore[index]  # the pattern matches any text
-    beginning = location.rstrip("/").removesuffix(path)
+    store = location.rstrip("/").removesuffix(path)
     names = path.split("/")[1:-1]
-    return [beginning + "".join(f"/{name}" for name in names[:count]) for count in range(len(names), -1, -1)]
+    return [store + "".join(f"/{name}" for name in names[:count]) for count in range(len(names), -1, -1)]
 
 
 def parts_of(location: str) -> tuple[str, str]:
@@ -68,7 +68,7 @@ def parts_of(location: str) -> tuple[str, str]:
 
 
 def store_of(location: str) -> str:
-    """Return the beginning of a location that names its store: the scheme, and the bucket or host."""
+    """Return the prefix of a location that names its store: the scheme, and the bucket or host."""
     return "/".join(location.split("/", 3)[:3])
 
 

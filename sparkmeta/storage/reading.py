@@ -60,7 +60,7 @@ def of_text(value: Sql, text: Sql, convert: Callable[[str], Any], kind: pa.DataT
 
     Args:
         value: the expression for Spark.
-        text: what the function takes.
+        text: the argument of the function.
         convert: the function.
         kind: the type of its results. Defaults to string.
     """
@@ -86,8 +86,8 @@ def path_key(location: Sql) -> Sql:
     path = _part_of(location, 3)
 
     def joined(names: Sql, name: Sql) -> Sql:
-        above = sql.call("slice", names, 1, sql.call("greatest", sql.size(names) - 1, 0))
-        cases = sql.when(name.isin(("", ".")), names).when(name == "..", above)
+        parents = sql.call("slice", names, 1, sql.call("greatest", sql.size(names) - 1, 0))
+        cases = sql.when(name.isin(("", ".")), names).when(name == "..", parents)
         return cases.otherwise(sql.concat(names, sql.array(name)))
 
     segments = sql.aggregate(sql.call("split", path, "/"), sql.spark_only("CAST(array() AS array<string>)"), joined)
@@ -101,9 +101,9 @@ def location_key(location: Sql) -> Sql:
     written = sql.call("lower", _part_of(location, 1))
     scheme = sql.when(written == "", "file").when(written.isin(sorted(S3_SCHEMES)), "s3").otherwise(written)
     authority = _part_of(location, 2)
-    has_place = (authority != "") & (scheme != "file")
-    place = sql.when(has_place, sql.concat("//", authority)).otherwise("")
-    return of_text(sql.concat(scheme, ":", place, path_key(location)), location, normalize)
+    has_host = (authority != "") & (scheme != "file")
+    host = sql.when(has_host, sql.concat("//", authority)).otherwise("")
+    return of_text(sql.concat(scheme, ":", host, path_key(location)), location, normalize)
 
 
 # -- Read files with Spark's sources ----------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def with_content(spark: SparkSession, files: pa.Table) -> DataFrame:
 def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructType | str) -> DataFrame:
     """Return a DataFrame without rows that fails, when it runs, if Spark's sources skip a file because it is empty.
 
-    Add it by a union to the rows that Spark read of the files. It lists the files, but reads none. Python raises the
+    Add it by a union to the rows that Spark reads from the files. It lists the files, but reads none. Python raises the
     error, so that the optimizer can't move a filter past it.
     """
     expected = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
@@ -323,7 +323,7 @@ def failing_if_skipped(
 
     Args:
         spark: the session.
-        rows: the rows; not with Spark's hidden column of metadata.
+        rows: the rows, without Spark's hidden metadata column.
         locations: the files.
         schema: the schema of the rows.
     """

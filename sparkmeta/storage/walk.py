@@ -1,6 +1,6 @@
 """Walk a folder in a Spark task. Light: Spark tasks import this.
 
-A walk skips files that are deleted meanwhile, and does not follow links to folders.
+A walk skips files that are deleted in the meantime, and does not follow links to folders.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def walk_io(io: FileIO, folder: str, *, recursive: bool) -> Iterator[pa.RecordBa
 
 
 def with_status(files: pa.RecordBatch) -> pa.RecordBatch:
-    """Return local files with their lengths and times, except for those that are gone.
+    """Return local files with their lengths and times, without files that have been deleted.
 
     Args:
         files: rows with the columns `path`, `length` and `modified_ms`, and possibly others.
@@ -98,10 +98,10 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _batches(folder: str, items: Iterable[_Item]) -> Iterator[pa.RecordBatch]:
-    beginning, remaining = pa.scalar(join(folder, "")), iter(items)
+    prefix, remaining = pa.scalar(join(folder, "")), iter(items)
     while chunk := list(islice(remaining, _BATCH_ROWS)):
         names, lengths, times, folders = zip(*chunk, strict=True)
-        paths = pc.binary_join_element_wise(beginning, pa.array(names, pa.string()), "")
+        paths = pc.binary_join_element_wise(prefix, pa.array(names, pa.string()), "")
         columns = [paths, pa.array(lengths, pa.int64()), pa.array(times, pa.int64()), pa.array(folders, pa.bool_())]
         yield pa.RecordBatch.from_arrays(columns, schema=WALKED)
 
@@ -109,11 +109,11 @@ def _batches(folder: str, items: Iterable[_Item]) -> Iterator[pa.RecordBatch]:
 def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
     pending = [""]
     while pending:
-        above = pending.pop()
+        parent = pending.pop()
         try:
-            with os.scandir(os.path.join(root, above)) as entries:  # noqa: PTH118  without an object for each name
+            with os.scandir(os.path.join(root, parent)) as entries:  # noqa: PTH118  without an object for each name
                 for entry in entries:
-                    name = f"{above}{entry.name}"
+                    name = f"{parent}{entry.name}"
                     if not _is_text(name):
                         _log.warning("%r: not listed: its name is not UTF-8", os.path.join(root, name))  # noqa: PTH118
                         continue
@@ -127,7 +127,7 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise FileAccessError(f"{join(root, above)}: can't be listed: {error.strerror}") from error
+            raise FileAccessError(f"{join(root, parent)}: can't be listed: {error.strerror}") from error
 
 
 def _is_text(name: str) -> bool:
@@ -148,7 +148,7 @@ def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[
         elif name := item["Prefix"][len(prefix) : -1]:
             yield name, None, None, True
         else:
-            # The empty name in `a//b` can't be a folder of its own, so its files belong to the folder above.
+            # The empty name in `a//b` can't be a folder of its own, so its files belong to the parent folder.
             for _, nested in _s3_pages(io, folder, partial(call, Prefix=item["Prefix"])):
                 yield from _s3_file(nested, prefix)
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 REQUESTS = 16
-"""Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time."""
+"""Concurrent requests to delete files or list folders. Stores need about 20 ms for each, and accept many at a time."""
 
 # The maximum number of objects that S3 deletes in one request.
 _BATCH = 1_000
 
-# The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.
+# The unique name of a file that a crash may leave. No leading _ or . hides it, and it does not look like metadata.
 TEMPORARY_NAME = "{}.tmp"
 TEMPORARY_PATTERN = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp"
 _TEMPORARY = re.compile(TEMPORARY_PATTERN)
@@ -46,7 +46,7 @@ CONDITIONAL_CLIENTS = {
 }
 """Scheme of a store -> its fsspec client, which supports a PUT that fails if the object exists.
 
-It is If-None-Match: * on S3 and Azure, ifGenerationMatch=0 on Google Cloud Storage.
+The condition is If-None-Match: * on S3 and Azure, and ifGenerationMatch=0 on Google Cloud Storage.
 """
 
 # Buckets that are known to refuse a second PUT. Stores compatible with S3 may ignore the header.
