@@ -55,7 +55,7 @@ def combined(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def packed(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Pack neighbours into lists of at most a total size, or of one item."""
+    """Pack neighbours into lists of at most a total size. A larger item gets a list of its own."""
     pack: list[T] = []
     total = 0
     for item in items:
