@@ -332,7 +332,7 @@ _NAMED = 20
 
 
 def hint_at(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message on an unknown name: similar names or, without any, the first ones."""
+    """Return the end of an error message about an unknown name: similar names, or else the first known names."""
     known = list(names)
     similar = [candidate for candidate in known if candidate.lower() == name.lower()] or get_close_matches(name, known)
     if similar:

@@ -381,7 +381,7 @@ def batches_of_entries(spark: SparkSession | None) -> AbstractContextManager[Non
 
 @contextmanager
 def _temporary_setting(spark: SparkSession | None, name: str, value: str) -> Iterator[None]:
-    """Set a value in a block, unless the session has one.
+    """Change a setting of a session within a block, unless the session has a value for it.
 
     Jobs that other threads run in the session meanwhile get it as well. Serverless sessions keep their defaults.
     """

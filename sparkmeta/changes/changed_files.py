@@ -203,7 +203,7 @@ class ChangedFiles:
         return pa.array(np.intersect1d(inserts, deletes), pa.int32())
 
     def all_parts(self) -> list[PlannedFiles]:
-        """Return `whole` and `partly`, which are read differently, without empty ones."""
+        """Return `whole` and `partly`, which are read in different ways, but omit them if they are empty."""
         return [files for files in (self.whole, self.partly) if len(files)]
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:

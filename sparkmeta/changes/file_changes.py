@@ -276,7 +276,7 @@ class _Finder:
         return tuple(row for row in self._dvs.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """Return a leaf's earlier DVs: the ones that this root carries over or replaces, or else the parent's."""
+        """Return a leaf's earlier DVs: the DVs that this root carries over or replaces, or else the parent's DVs."""
         location = leaf["location"]
         earlier = tuple(row for row in self._dvs.get(location, ()) if row["status"] != Status.ADDED)
         if earlier:
@@ -651,23 +651,21 @@ class EntryChanges:
     def few_added(self, content: ContentType) -> pa.Table:
         """Return the entries of `added` as a table."""
         in_trees = [*self._few_in_roots(content, Status.ADDED), *self._few_units(content, [LeafKind.ADDED])]
-        return self._concatenated([*in_trees, *self._few_listed(content, Status.ADDED)])
+        return self._concat([*in_trees, *self._few_listed(content, Status.ADDED)])
 
     def few_removed(self, content: ContentType) -> pa.Table:
         """Return the entries of `removed` as a table."""
         kinds = [LeafKind.MASKED, LeafKind.UNMADE, LeafKind.DROPPED]
-        removed = self._concatenated([*self._few_in_roots(content, Status.DELETED), *self._few_units(content, kinds)])
+        removed = self._concat([*self._few_in_roots(content, Status.DELETED), *self._few_units(content, kinds)])
         moved = [*self._few_in_roots(content, Status.EXISTING), *self._few_units(content, [LeafKind.CARRIED])]
         # Files that only moved to another manifest, and a second entry of a file, are left out.
-        known, is_removed = {*self._few_keys(self._concatenated(moved))}, []
+        known, is_new = {*self._few_keys(self._concat(moved))}, []
         for key in self._few_keys(removed):
-            is_removed.append(key not in known)
+            is_new.append(key not in known)
             known.add(key)
-        return self._concatenated(
-            [removed.filter(pa.array(is_removed, pa.bool_())), *self._few_listed(content, Status.DELETED)]
-        )
+        return self._concat([removed.filter(pa.array(is_new, pa.bool_())), *self._few_listed(content, Status.DELETED)])
 
-    def _concatenated(self, tables: Sequence[pa.Table]) -> pa.Table:
+    def _concat(self, tables: Sequence[pa.Table]) -> pa.Table:
         schema = self.projection.schema.append(pa.field(SNAPSHOT, pa.int64()))
         return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 

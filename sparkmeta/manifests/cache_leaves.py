@@ -161,7 +161,7 @@ class CachedLeaf:
 
     @property
     def whole(self) -> bool:
-        """Whether the file has the length that its name says, and is not torn."""
+        """Whether the file has the length in its name. If not, it is torn."""
         return self.size == self.status.length
 
     @staticmethod
@@ -248,7 +248,7 @@ def _typed(values: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
 
 
 def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa.StructArray:
-    """Return a struct without nulls at any depth, as decoding makes them."""
+    """Return structs none of which is null at any depth, like the structs of a decoded manifest."""
     by_name = {} if values is None else dict(zip(values.type.names, values.flatten(), strict=True))
     children = []
     for field in kind:

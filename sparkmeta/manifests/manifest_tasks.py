@@ -40,7 +40,7 @@ from sparkmeta.storage.executors import ExecutorReader
 
 
 GROUP, REMOVED, LEFT_OUT = "group", "removed", "left_out"
-# A manifest with the ordinals of the entries that are removed, and of the ones that are left out.
+# A manifest, with the ordinals of the entries to remove and of the entries to leave out.
 _SOURCE = pa.struct([*PART_SCHEMA, *(pa.field(name, pa.binary()) for name in (REMOVED, LEFT_OUT))])
 # A manifest to write and the manifests that its entries come from.
 UNIT_SCHEMA = pa.schema(

@@ -34,8 +34,8 @@ MOST_ENTRIES = 150_000
 """Maximum entries that the driver decodes."""
 
 MOST_WIDE_ENTRIES = 10_000
-"""Maximum entries that the driver decodes if Spark gets all of their columns, though a query may need only a few of
-them."""
+"""Maximum entries that the driver decodes if it passes all of their columns to Spark, although a query may need only a
+few."""
 
 MOST_REQUESTS = 64
 """Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""

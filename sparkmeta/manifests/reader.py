@@ -155,7 +155,7 @@ class ManifestReader:
         return self.placement(manifests)
 
     def driver_reads(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
-        """Return whether the driver reads manifests into a table: they fit, have few masks, and none must be cached."""
+        """Return whether the driver reads manifests into a table: they fit, have few masks, and no cache lacks one."""
         if not self.fits_driver(manifests, most_entries):
             return False
         if self.tree is not None and not few_masks(self._dvs_of(manifests), self.access):
@@ -360,7 +360,7 @@ class ManifestReader:
         return map_on_driver(self.parts(manifests, projection), decode, projection.schema)
 
     def _spark_opens(self, manifests: pa.Table, placement: Placement | None) -> bool:
-        """Return whether Spark's sources read manifests: unless tasks have to, or Spark can't open them."""
+        """Return whether Spark's sources read manifests. They don't if tasks have to, or if Spark can't open them."""
         if placement is Placement.TASKS:
             return False
         return not len(manifests) or self.access.spark_opens(manifests.column("location")[0].as_py())

@@ -339,7 +339,7 @@ def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: in
 
 
 def existing_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
-    """Return live entries as EXISTING ones with their numbers, and the column `entry`; see `added_entries`."""
+    """Return live entries as EXISTING entries that keep their numbers, with the column `entry`; see `added_entries`."""
     status = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), len(entries))
     return _with_entry(with_version_info(entries, status=status), form)
 

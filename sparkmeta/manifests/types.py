@@ -172,7 +172,7 @@ class TableTypes:
 
     @cached_property
     def has_all_schemas(self) -> bool:
-        """Whether the metadata has every schema that files may have been written with.
+        """Whether the metadata contains every schema that files may have been written with.
 
         A gap in the ids of schemas or columns shows that schemas were removed. If the newest schema was removed and
         had no new column, there is no gap.
@@ -198,7 +198,7 @@ class TableTypes:
         return frozenset(widened)
 
     def always_required(self, field_id: int) -> bool:
-        """Return whether every schema that has a column requires it, so that no file holds a null.
+        """Return whether every schema that contains a column requires it, so that no file contains a null.
 
         False for nested columns, since a required field of a null struct is null.
         """

@@ -125,7 +125,7 @@ def _join_function(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordB
 
 
 def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Join a leaf with the DVs in its entries, which are loaded only if the leaf has entries left."""
+    """Join a leaf with the DVs in its entries, which are loaded only if any live entries match."""
     data = _live(task.decoder.table(leaf, task.data), leaf, task.data)
     if len(data):
         dvs = load()
@@ -147,7 +147,7 @@ def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.
 
 
 def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Join a part with its DVs, which are loaded only if the part has entries left."""
+    """Join a part with its DVs, which are loaded only if any entries match."""
     pending: list[pa.RecordBatch] = []
     for batch in task.decoder.entries(part, task.data):
         if len(batch):
@@ -267,15 +267,13 @@ def _check(data: pa.Table, dvs: pa.Table, dv_indices: pa.Array) -> None:
     dv_of_entry = {name: values.take(dv_indices) for name, values in _compared(dvs).items()}
     sides = {"data": _compared(data), "dv": dv_of_entry | {"is_dv": matched}}
     pairs = pa.table({f"{side}_{name}": values for side, columns in sides.items() for name, values in columns.items()})
-    data_columns, dv_columns = (
-        {name: sql.col(f"{side}_{name}") for name in columns} for side, columns in sides.items()
-    )
+    data_sql, dv_sql = ({name: sql.col(f"{side}_{name}") for name in columns} for side, columns in sides.items())
 
     def locations(row: int) -> tuple[Any, ...]:
         return data.column("location")[row], dvs.column("location")[dv_indices[row].as_py()]
 
     for rule in (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE):
-        rule.refuse(pc.and_kleene(matched, evaluate.values(pairs, rule.broken(data_columns, dv_columns))), locations)
+        rule.refuse(pc.and_kleene(matched, evaluate.values(pairs, rule.broken(data_sql, dv_sql))), locations)
 
 
 def _compared(entries: pa.Table) -> dict[str, pa.Array]:

@@ -65,10 +65,8 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     files = pa.concat_tables(rows)
     if not len(candidates) or len(files) * len(candidates) > costs.COSTS.compared_pairs:
         return deletes
-    has_overlap = leaf_overlaps(files, candidates, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
-    needed = pc.is_in(
-        deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(has_overlap)).combine_chunks()
-    )
+    matches = leaf_overlaps(files, candidates, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
+    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(matches)).combine_chunks())
     return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 
 

@@ -171,7 +171,7 @@ FILES: Final = pa.schema(
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
 
-# Until numbers are joined, the column has the path.
+# Until numbers are joined, the column contains the path.
 _EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
@@ -340,7 +340,7 @@ DELETE_SET: Final = "delete_set"
 """The set of other deletes that apply to a data file."""
 SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_set"}
 """The columns of deletes in `SELECTED_BY`."""
-_OF_DELETES: Final = (*SELECTING, *SELECTING.values())
+_DELETE_COLUMNS: Final = (*SELECTING, *SELECTING.values())
 
 PARTITION_KEY: Final = "partition_key"
 """A column of row plans: the key of a file's partition."""
@@ -625,15 +625,13 @@ class PlannedFiles:
 
     def with_deletes(self) -> pa.Table:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`, as `frame` does."""
-        table = self.table.drop_columns([name for name in _OF_DELETES if name in self.table.column_names])
+        table = self.table.drop_columns([name for name in _DELETE_COLUMNS if name in self.table.column_names])
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
             set_owners, members = self.sets.members_of(side.set_codes)
-            file_deletes = side.file_deletes
-            owners = np.concatenate([file_deletes.column("owner").to_numpy(), set_owners])
+            per_file = side.file_deletes
+            owners = np.concatenate([per_file.column("owner").to_numpy(), set_owners])
             order = np.argsort(owners, kind="stable")
-            deletes = pa.concat_tables(
-                [file_deletes.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))]
-            )
+            deletes = pa.concat_tables([per_file.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))])
             ends = np.searchsorted(owners[order], np.arange(len(self) + 1))
             elements = whole(deletes.take(pa.array(order)).to_struct_array())
             table = table.append_column(name, pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements))

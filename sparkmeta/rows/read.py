@@ -84,7 +84,7 @@ _LINEAGE: Final = {
     ),
 }
 # Metadata columns -> the columns of `PlannedFiles` that they show.
-_OF_FILE: Final = {
+_SOURCES: Final = {
     "_file": ("file_path",),
     "_partition": (PARTITION,),
     "_spec_id": ("spec_id",),
@@ -458,7 +458,7 @@ class _Part:
     @cached_property
     def _file_columns(self) -> list[str]:
         """The columns of `files` that the result needs."""
-        needed_columns = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
+        needed_columns = {column for name in self.scan.metadata_columns for column in _SOURCES.get(name, ())}
         if self.columns.has_partition_values:
             needed_columns.add(PARTITION)
         return [name for name in self.files.table.column_names if name in needed_columns]
@@ -548,7 +548,7 @@ def _vectors_may_be_all(choice: Choice) -> bool:
 
 
 def _count_by_job(planned: DataFrame) -> int | None:
-    """Add up the rows of a plan; None if a file's count is not exact or it has deletes other than deletion vectors."""
+    """Add up the rows of a plan; None if a file's count is inexact, or it has deletes other than deletion vectors."""
     deletes = sql.col(DELETES)
     only_vectors = sql.forall(deletes, lambda delete: sql.call("upper", delete["file_format"]) == _PUFFIN)
     is_exact = _matches_whole() & only_vectors

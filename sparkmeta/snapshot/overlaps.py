@@ -27,7 +27,7 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
-    """Return whether each pair of a data and a delete manifest may have files of a common partition.
+    """Return whether each pair of a data and a delete manifest may list files of a common partition.
 
     This is sound for deletes that apply only within their own spec and partition (table spec, Scan Planning).
 
@@ -67,12 +67,8 @@ def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summar
             may_share = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
-                    data_summaries, delete_summaries = (
-                        summaries(manifests, spec_id, field_id) for manifests in (data, deletes)
-                    )
-                    may_share &= _may_share_value(
-                        data_summaries.take(pa.array(rows)), delete_summaries.take(pa.array(columns)), name
-                    )
+                    left, right = (summaries(manifests, spec_id, field_id) for manifests in (data, deletes))
+                    may_share &= _may_share_value(left.take(pa.array(rows)), right.take(pa.array(columns)), name)
             flags[np.ix_(rows, columns)] = may_share
     return flags
 
