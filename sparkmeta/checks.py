@@ -150,7 +150,7 @@ def property_texts(name: str, properties: Any) -> dict[str, str]:
 
 
 def rule_of(annotation: str) -> Rule | None:
-    """Return the rule for values of an annotated type other than None; None if the type has no rule."""
+    """Return the rule for the values of an annotated type, ignoring None; None if the type has no rule."""
     kinds = [kind for kind in annotation.split(" | ") if kind != "None"]
     return _BY_TYPE.get(kinds[0]) if len(kinds) == 1 else None
 
@@ -223,7 +223,7 @@ def required_options(kind: type[Options]) -> dict[str, Any]:
 
 
 def option_fields(kind: type[Options]) -> list[Field[Any]]:
-    """Return the fields of a class of options: positional ones, then its own, then those that it inherits."""
+    """Return the fields of a class of options: positional ones, then keywords of the class, then inherited ones."""
     inherited = {definition.name for base in kind.__bases__ if issubclass(base, Options) for definition in fields(base)}
     return sorted(
         fields(kind), key=lambda definition: (definition.kw_only, definition.kw_only and definition.name in inherited)

@@ -28,7 +28,7 @@ _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?
 _FAILED_READ_FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
 _PATH_NOT_FOUND = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
-# Words in the causes of errors for which the content of the file is not to blame: the store refused or did not respond.
+# Words in an error's cause that blame the store, which refused or did not respond, not the content of the file.
 _ACCESS_PROBLEM = re.compile(
     r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
     r"unavailable|no space|interrupted",
@@ -56,7 +56,7 @@ _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 class SparkmetaError(Exception):
     """Base class of all errors that sparkmeta raises."""
 
-    # The message for users of the command line, if the usual one advises a call of Python.
+    # The message for users of the command line, if the usual message advises a Python call.
     _on_command_line: str | None = None
 
 
@@ -95,7 +95,7 @@ class InvalidNameError(ValidationError, ValueError):
 
 
 class InvalidArgumentError(ValidationError, ValueError):
-    """An argument does not fit the table or the session: a column that is not there, a time without a zone."""
+    """An argument does not fit the table or the session, such as an unknown column or a time without a zone."""
 
 
 class CommitConflictError(ValidationError):
@@ -107,7 +107,7 @@ class UnsupportedError(SparkmetaError, NotImplementedError):
 
 
 class NoSessionError(UnsupportedError):
-    """Work needs jobs of Spark, and the process has no session, as Spark's Python workers."""
+    """Work needs Spark jobs, and the process has no session, like Spark's Python workers."""
 
 
 class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
@@ -119,7 +119,7 @@ class NoSuchViewError(SparkmetaError, iceberg.NoSuchViewError):
 
 
 class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):
-    """There is no namespace of the name."""
+    """There is no namespace with the name."""
 
 
 class NamespaceAlreadyExistsError(SparkmetaError, iceberg.NamespaceAlreadyExistsError):
@@ -147,7 +147,7 @@ class CommitStateUnknownError(SparkmetaError, iceberg.CommitStateUnknownExceptio
 
 
 class NoSuchSnapshotError(SparkmetaError, ValueError):
-    """There is no snapshot of the id, name or time."""
+    """There is no snapshot with the id or name, or at the time."""
 
 
 class NotFoundError(SparkmetaError, FileNotFoundError):
@@ -205,7 +205,7 @@ def proves_failure(error: BaseException) -> bool:
 
 
 def is_from_spark(error: BaseException) -> bool:
-    """Return whether Spark raised an error, or the one that it was translated from."""
+    """Return whether Spark raised an error, or the error that it was translated from."""
     return any(type(raised).__module__.startswith(("pyspark.", "py4j.")) for raised in (error, error.__cause__))
 
 
@@ -243,13 +243,13 @@ def is_access_problem(message: str) -> bool:
 
 
 def lacks_file_system(message: str) -> bool:
-    """Return whether an error says that Spark has no file system for a scheme, or only the name of its class."""
+    """Return whether an error says that Spark has no file system for a scheme, or lacks the file system's class."""
     return _NO_FILE_SYSTEM.search(message) is not None
 
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Translate errors that Spark raises within the block into errors of this package, where there is one."""
+    """Translate errors that Spark raises within the block into errors of this package, where `from_spark` knows one."""
     try:
         yield
     except Exception as error:
@@ -332,7 +332,7 @@ _NAMED = 20
 
 
 def hint_at(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message on an unknown name: similar names or, without any, the first ones."""
+    """Return the end of an error message about an unknown name: similar names, or else the first known names."""
     known = list(names)
     similar = [candidate for candidate in known if candidate.lower() == name.lower()] or get_close_matches(name, known)
     if similar:

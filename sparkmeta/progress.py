@@ -1,7 +1,7 @@
 """Show the progress of long work: bars in notebooks and on the standard error of commands, nothing in scripts.
 
 Work in several parts shows how many parts are done. On Spark Connect, which reports tasks to clients, other work shows
-the tasks of its jobs. Elsewhere it shows a bar that only moves.
+the tasks of its jobs. Elsewhere, its bar moves without showing progress.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _show_on_terminal(descriptor: int, pictures: Iterator[Table]) -> None:
 
 
 # The number of the last cell that showed progress, and its output.
-_of_cell: dict[int, Any] = {}
+_cell_outputs: dict[int, Any] = {}
 
 
 def _show_in_notebook(pictures: Iterator[Table]) -> None:
@@ -227,11 +227,11 @@ def _show_in_notebook(pictures: Iterator[Table]) -> None:
 
     cell, is_shown = get_ipython().execution_count, False
     for picture in pictures:
-        if cell in _of_cell:
-            _of_cell[cell].update(picture)
+        if cell in _cell_outputs:
+            _cell_outputs[cell].update(picture)
         else:
-            _of_cell.clear()
-            _of_cell[cell] = display(picture, display_id=True)  # type: ignore[no-untyped-call]
+            _cell_outputs.clear()
+            _cell_outputs[cell] = display(picture, display_id=True)  # type: ignore[no-untyped-call]
         is_shown = True
     if is_shown:
-        _of_cell[cell].update({"text/plain": ""}, raw=True)
+        _cell_outputs[cell].update({"text/plain": ""}, raw=True)

@@ -37,7 +37,7 @@ Reporter = Callable[[Report], object]
 LOG: Final = "log"
 OPEN_TELEMETRY: Final = "opentelemetry"
 
-# Reports that wait for catalogs, and how long the process waits for them when it exits.
+# The maximum number of reports that wait for catalogs, and how long the process waits for them when it exits.
 _MOST_WAITING: Final = 100
 _EXIT_SECONDS: Final = 1.0
 
@@ -45,10 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReportedCatalog(Protocol):
-    """A catalog to which reports on a table may go."""
+    """A catalog that may accept reports on a table."""
 
     def takes_reports(self) -> bool:
-        """Return whether the catalog takes reports at present."""
+        """Return whether the catalog accepts reports at present."""
 
     def report(self, report: Report) -> None:
         """Send a report."""
@@ -60,7 +60,7 @@ class Reports:
 
     Attributes:
         table: the table's name.
-        catalog: the table's catalog; None if its kind takes no reports.
+        catalog: the table's catalog; None if its kind accepts no reports.
     """
 
     table: str
@@ -74,7 +74,7 @@ class Reports:
         Args:
             settings: returns the settings, which name reporters.
             report: returns the report. It is called only if there is a receiver.
-            is_failure: whether it is a report on a failure, which catalogs don't take.
+            is_failure: whether it is a report on a failure, which catalogs don't accept.
         """
         with self._logged("there is no metrics report"):
             names = [name for name in map(str.strip, settings().metrics_reporter.split(",")) if name]
@@ -106,10 +106,10 @@ class Reports:
 class Outbox:
     """Calls functions one after the other in a daemon thread, so that nothing else waits for them.
 
-    When the process exits, it waits for them for a second.
+    When the process exits, it waits for them for at most a second.
 
     Args:
-        limit: how many functions wait at most.
+        limit: the maximum number of functions that wait.
     """
 
     def __init__(self, limit: int) -> None:
@@ -118,7 +118,7 @@ class Outbox:
         self._thread: Thread | None = None
 
     def put(self, function: Callable[[], None]) -> bool:
-        """Have a function called, which raises nothing. Return whether there was room for it."""
+        """Queue a function, which must not raise an error. Return whether there was room for it."""
         try:
             self._waiting.put_nowait(function)
         except Full:
@@ -177,7 +177,7 @@ class ScanResult(NamedTuple):
 
     @staticmethod
     def total(results: Iterable[ScanResult]) -> ScanResult:
-        """Return the sums over results that know everything."""
+        """Add up results without unknown values."""
         return ScanResult(*map(sum, zip(ScanResult(0, 0, 0, 0), *results, strict=True)))
 
 
@@ -190,7 +190,7 @@ def counter(value: int, unit: str = "count") -> dict[str, Any]:
 
 
 def timer(seconds: float) -> dict[str, Any]:
-    """Return a timer of a report that has measured once."""
+    """Return a timer of a report, with a single measurement."""
     return {"count": 1, "time-unit": "nanoseconds", "total-duration": round(seconds * 1e9)}
 
 
@@ -220,7 +220,7 @@ class _Figure(NamedTuple):
     unit: str = "count"
 
 
-_OF_COMMIT: Final = {
+_COMMIT_FIGURES: Final = {
     "added-data-files": _Figure("added-data-files", "data_files.added"),
     "removed-data-files": _Figure("deleted-data-files", "data_files.removed"),
     "total-data-files": _Figure("total-data-files", "data_files.total"),
@@ -260,7 +260,7 @@ def commit_report(snapshot: Snapshot, attempts: int, seconds: float) -> Report:
         attempts: how often the commit was tried.
         seconds: how long the commit took.
     """
-    numbers = {name: (summary_number(snapshot, figure.key), figure.unit) for name, figure in _OF_COMMIT.items()}
+    numbers = {name: (summary_number(snapshot, figure.key), figure.unit) for name, figure in _COMMIT_FIGURES.items()}
     return {
         "report-type": "commit-report",
         "snapshot-id": snapshot.snapshot_id,
@@ -319,11 +319,11 @@ _DURATIONS: Final = {SCAN: "total-planning-duration", COMMIT: "total-duration"}
 
 
 # -- OpenTelemetry ----------------------------------------------------------------------------------------------------
-# The process owns the SDK and its exporters. Without an SDK the API drops what it is given.
+# The process owns the SDK and its exporters. Without an SDK, the API drops all figures.
 
 
 # The instruments of scan reports, after `iceberg.scan.`.
-_OF_SCAN: Final = {
+_SCAN_INSTRUMENTS: Final = {
     "total-planning-duration": "planning.duration",
     "result-data-files": "result.data_files",
     "result-delete-files": "result.delete_files",
@@ -338,15 +338,15 @@ _OF_SCAN: Final = {
     "skipped-data-files": "data_files.skipped",
 }
 _INSTRUMENTS: Final[Mapping[str, str]] = {
-    **{name: f"iceberg.scan.{instrument}" for name, instrument in _OF_SCAN.items()},
-    **{name: f"iceberg.commit.{figure.instrument}" for name, figure in _OF_COMMIT.items()},
+    **{name: f"iceberg.scan.{instrument}" for name, instrument in _SCAN_INSTRUMENTS.items()},
+    **{name: f"iceberg.commit.{figure.instrument}" for name, figure in _COMMIT_FIGURES.items()},
     "total-duration": "iceberg.commit.duration",
     "attempts": "iceberg.commit.attempts",
 }
 
 
 def _record(report: Report) -> None:
-    """Record the figures of a report. Their attributes have few values, so no snapshot ids."""
+    """Record the figures of a report. Attributes must have few distinct values, so they include no snapshot ids."""
     attributes = {"iceberg.table.name": report["table-name"]}
     if "operation" in report:
         attributes["iceberg.operation"] = report["operation"]

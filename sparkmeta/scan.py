@@ -69,7 +69,7 @@ class Planner(Protocol):
 
 
 def plans(method: Callable[Concatenate[PlannerT, P], ResultT]) -> Callable[Concatenate[PlannerT, P], ResultT]:
-    """Return a method of a scan that plans, so that it shows its progress, and reports on its failures."""
+    """Wrap a method of a scan that plans: show its progress, and report its failures."""
 
     @wraps(method)
     def reporting(self: PlannerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -127,8 +127,8 @@ class Scan:
     def select(self, *field_names: str) -> Scan:
         """Return this scan with its columns restricted to some of them.
 
-        Of columns that are selected already, it keeps what both selections have: `select("s").select("s.a")` and
-        `select("s.a").select("s")` read `s.a`.
+        If the scan selects columns already, the new scan reads what both selections have in common:
+        `select("s").select("s.a")` and `select("s.a").select("s")` read `s.a`.
 
         Args:
             field_names: full names of columns, of struct fields (`s.a`), and names of metadata columns.
@@ -149,7 +149,7 @@ class Scan:
         return replace(self, selected_fields=common)
 
     def _common(self, field_names: Iterable[str]) -> Iterator[str]:
-        """Yield the names of what a further selection and this scan's have in common."""
+        """Yield the names of the fields that a further selection and this scan's selection have in common."""
         key = str if self.case_sensitive else str.lower
         by_key, schema = {key(name): name for name in self.selected_fields}, self.schema()
         fields = SchemaFields(schema, self.case_sensitive)
@@ -173,7 +173,7 @@ class Scan:
                 yield from (selected for selected, outer in paths.items() if inner[-1] in outer)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
-        """Return this scan with case-sensitive or case-insensitive names, for its selection and later filters too."""
+        """Return this scan with case-sensitive or case-insensitive names, also for its selection and later filters."""
         return replace(self, case_sensitive=case_sensitive)
 
     def limit(self, rows: int) -> Scan:
@@ -186,7 +186,7 @@ class Scan:
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
-        """Return this scan of a tag or the head of a branch. The branch main of an empty table has no rows.
+        """Return this scan at a tag or the head of a branch. The branch main of an empty table has no rows.
 
         Raises:
             NoSuchSnapshotError: the table has no such ref.
@@ -199,7 +199,7 @@ class Scan:
         return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
 
     def as_of(self, timestamp: datetime | str | int) -> Scan:
-        """Return this scan of the snapshot that was current at a time.
+        """Return this scan at the snapshot that was current at a time.
 
         Args:
             timestamp: a datetime with a time zone, text such as `2026-01-31T12:00:00Z` (in UTC without a zone), or
@@ -377,7 +377,7 @@ class Scan:
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
         """Return a reader of the rows of `to_df`, for streams of any length.
 
-        Planning runs at once. The driver reads the files one after another, as batches are asked for.
+        Planning runs at once. The driver reads the files one after another, as the caller asks for batches.
 
         Raises:
             UnsupportedError: the driver can't open the table's files in this session.
@@ -485,8 +485,8 @@ class Scan:
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.
 
-        Without a filter, the counts in the manifest list or root are summed; only v1 manifests may lack counts and be
-        opened. With a filter, the entries of manifests that may match are counted.
+        Without a filter, it adds up the counts in the manifest list or root, and opens only manifests without counts,
+        which v1 tables may have. With a filter, it counts the entries of manifests that may match.
         """
         return self.plan.count_files()
 
@@ -508,7 +508,7 @@ class Scan:
     def plan_task_json(self) -> DataFrame:
         """Return splits as File Scan Task JSON for Iceberg's libraries: one row per split in column `task`.
 
-        It is lazy, except for files that the driver plans.
+        The DataFrame is lazy, except for files that the driver plans.
         """
         return frame_of(self.plan.task_json(), self.state)
 
@@ -516,7 +516,7 @@ class Scan:
     def report(self) -> ScanReport:
         """Report which files this scan reads and skips, and why.
 
-        It plans the scan, without Spark if the scan opens few manifests.
+        This plans the scan, without Spark if the scan opens few manifests.
         """
         from sparkmeta.plan.report import scan_report
 

@@ -53,7 +53,7 @@ class ScanPlan:
         projection: the columns to read.
         metadata_columns: the metadata columns to read.
         options: Iceberg's read options.
-        reports: receives reports on plans; None for no receiver.
+        reports: receives reports on plans; None for no reports.
     """
 
     filter: ScanFilter
@@ -84,7 +84,7 @@ class ScanPlan:
 
     @property
     def rows(self) -> RowScan:
-        """The row reader, which scans of snapshot ranges share.
+        """The rows and columns to read, also for scans of snapshot ranges.
 
         Raises:
             UnsupportedError: the filter has a transform.
@@ -105,7 +105,7 @@ class ScanPlan:
         """Return the rows of `Scan.plan_tasks`, as an Arrow table if the driver plans them.
 
         Args:
-            extra: further columns of the files, which are texts.
+            extra: further text columns of the files.
         """
         row_type = plan_schema(self.filter.state)
         for column in extra:
@@ -162,8 +162,8 @@ class ScanPlan:
         """
         from sparkmeta.plan.report import result_metrics
 
-        known = {} if start is None else {"from-snapshot-id": str(start)}
-        self._send(lambda: result_metrics(result()), seconds, end, known)
+        metadata = {} if start is None else {"from-snapshot-id": str(start)}
+        self._send(lambda: result_metrics(result()), seconds, end, metadata)
 
     def _send(
         self,

@@ -42,8 +42,8 @@ _GIB = 1 << 30
 # Most of these threads wait for files of a store.
 _THREADS = 16
 
-# The optimizer evaluates projections of local rows on the driver, one row at a time. Above this number of rows tasks do
-# it: a coalesce to more partitions than there are keeps the optimizer from it, and does nothing else.
+# The optimizer evaluates projections of local rows on the driver, one row at a time. Above this number of rows, tasks
+# evaluate them: a coalesce to more partitions than exist prevents the optimization, and has no other effect.
 _INTERPRETED_ROWS = 1000
 _MANY_PARTITIONS = 1 << 16
 
@@ -56,7 +56,7 @@ _MOST_SOCKET_FOLDER = 60
 _MOST_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ADVISORY_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 
-# Without it, Spark logs failed tasks with Java's stack traces before their error is raised.
+# Without this configuration, Spark logs failed tasks with Java's stack traces before their error is raised.
 _LOG_CONFIG = (Path(__file__).parent / "log4j2.properties").as_uri()
 
 # A task takes some 50 ms to start. In this time, it opens this many files, or decodes this many bytes.
@@ -71,7 +71,7 @@ _IN_USE_SECONDS = 0.02
 _last_in_use: WeakKeyDictionary[SparkSession, float] = WeakKeyDictionary()
 
 
-class _ErrorsOfUsers(logging.Filter):
+class _QueriesOfUsers(logging.Filter):
     """A filter of PySpark's loggers that drops records of failed queries of this package.
 
     This package raises the errors itself, in one line. PySpark logs each with Java's stack trace.
@@ -90,11 +90,11 @@ _PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 
 
 @cache
-def _log_errors_of_users_only() -> None:
+def _log_queries_of_users_only() -> None:
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).addFilter(_ErrorsOfUsers())
+        PySparkLogger.getLogger(name).addFilter(_QueriesOfUsers())
 
 
 # -- The session of a table -------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ _starting = threading.Lock()
 class SessionSource:
     """Where a table, a view or a catalog gets its Spark session when it needs one.
 
-    This is the session that the caller gave. If there is none, it is the session that runs when the first one is
-    needed, and after a stop of that session the next one that runs. If none runs, one is started.
+    This is the session that the caller gave. If the caller gave none, it is the session that runs when a session is
+    first needed; after that session was stopped, it is the next one that runs. If no session runs, one is started.
 
     Attributes:
         given: the session that the caller gave.
@@ -126,7 +126,7 @@ class SessionSource:
         return False
 
     def for_caller(self, spark: SparkSession | None) -> SessionSource:
-        """Return a source for an object that is made with the argument `spark`, by default with this source's."""
+        """Return a source for an object whose caller gave the session `spark`; None for this source's session."""
         return replace(self, given=self.given if spark is None else spark, _last=[])
 
     def get(self) -> SparkSession:
@@ -141,7 +141,7 @@ class SessionSource:
             if (session := self.running()) is None:
                 session = (self.start or _start_local_session)()
                 self._last[:] = [session]
-        _log_errors_of_users_only()
+        _log_queries_of_users_only()
         return session
 
     def running(self) -> SparkSession | None:
@@ -152,7 +152,7 @@ class SessionSource:
         """
         session = self._last_running() if self.given is None else in_use(self.given)
         if session is not None:
-            _log_errors_of_users_only()
+            _log_queries_of_users_only()
         return session
 
     def settings(self) -> Settings:
@@ -214,7 +214,7 @@ def local_session(
         config: Spark settings, which take precedence over the defaults of this function.
 
     Returns:
-        The new session; or the one that runs, with `config` set on it.
+        The new session, or the running session, with `config` set on it.
 
     Raises:
         SessionError: there is no Java 17 or newer, the variable SPARK_REMOTE names a Spark Connect server, or the
@@ -349,7 +349,7 @@ def is_connect(spark: SparkSession) -> bool:
 def materialize(df: DataFrame) -> DataFrame:
     """Compute rows once and checkpoint them, or return the DataFrame itself if the session can't.
 
-    Serverless sessions refuse checkpoints: there the rows are computed again for each use.
+    Serverless sessions refuse checkpoints, so they compute the rows again for each use.
     """
     from pyspark.errors import PySparkException
 
@@ -362,25 +362,26 @@ def materialize(df: DataFrame) -> DataFrame:
 
 
 def advised_shuffles(spark: SparkSession, size: int) -> AbstractContextManager[None]:
-    """Let adaptive execution give tasks this many bytes of shuffled rows, unless the session has a setting for it.
+    """Let adaptive execution give each task `size` bytes of shuffled rows, unless the session has a setting for this.
 
-    Spark has a hint for it only in Scala.
+    Spark has a hint for this only in Scala.
     """
     return _temporary_setting(spark, _ADVISORY_SIZE, str(size))
 
 
 def batches_of_entries(spark: SparkSession | None) -> AbstractContextManager[None]:
-    """Let Spark pass entries to tasks in batches of 10,000, whatever their size, unless the session has a limit.
+    """Let Spark pass entries to tasks in batches of 10,000 of any size, unless the session has a limit.
 
-    For its limit of 64 MiB, Spark since 4.1 adds up the sizes of all columns after each row. With the statistics of 25
-    columns, commits of 150,000 files take 1.6 times as long, and commits of as many deletion vectors 2.3 times.
+    To apply its limit of 64 MiB, Spark 4.1 and newer adds up the sizes of all columns after each row. With the
+    statistics of 25 columns, commits of 150,000 files take 1.6 times as long, and commits of as many deletion vectors
+    2.3 times.
     """
     return _temporary_setting(spark, _MOST_BATCH_BYTES, str((1 << 31) - 1))
 
 
 @contextmanager
 def _temporary_setting(spark: SparkSession | None, name: str, value: str) -> Iterator[None]:
-    """Set a value in a block, unless the session has one.
+    """Change a setting of a session within a block, unless the session has a value for it.
 
     Jobs that other threads run in the session meanwhile get it as well. Serverless sessions keep their defaults.
     """
@@ -402,7 +403,7 @@ def _temporary_setting(spark: SparkSession | None, name: str, value: str) -> Ite
 
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return the rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
+    """Return the rows of an Arrow table on the driver as a DataFrame. Timestamps without a zone stay without one.
 
     Spark reads few rows without a job. The chunks are combined because Spark stops reading at an empty one.
     """
@@ -434,7 +435,7 @@ def read_tasks(spark: SparkSession, files: int | None = None, size: int | None =
 
 
 def in_tasks(frame: DataFrame, tasks: int) -> DataFrame:
-    """Return rows in a number of partitions. One takes no shuffle."""
+    """Return rows in one partition per task. A single partition needs no shuffle."""
     return frame.coalesce(1) if tasks == 1 else frame.repartition(tasks)
 
 

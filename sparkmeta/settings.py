@@ -94,13 +94,13 @@ class Settings:
 def settings(spark: SparkSession | None) -> Settings:
     """Return the settings of a session: its ``spark.sparkmeta.*`` configuration, and defaults for the rest.
 
-    Serverless sessions accept no such configuration, so that all settings have their defaults. Without a session,
+    Serverless sessions accept no such configuration, so all settings have their defaults. Without a session,
     variables of the environment apply, such as ``SPARKMETA_DRIVER_MANIFEST_BYTES``. Other variables with this prefix
     are ignored.
 
     Raises:
-        SettingError: A value is invalid, or a setting of Spark makes it duplicate rows or leave out columns. Or, on the
-            first call for a session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
+        SettingError: a value is invalid; a setting of Spark makes it duplicate rows or leave out columns; or, on the
+            first call for a session, its configuration contains an unknown name ``spark.sparkmeta.*``.
     """
     if spark is None:
         return from_conf({key.removeprefix(PREFIX): text for key, text in environment_conf().items()})
@@ -120,7 +120,7 @@ def settings(spark: SparkSession | None) -> Settings:
 
 
 def environment_conf() -> dict[str, str]:
-    """Return the variables of the environment that are settings, as the configuration of a session.
+    """Return the settings in the environment as the configuration of a session.
 
     Raises:
         SettingError: a value is invalid.

@@ -188,9 +188,9 @@ class Table(BaseTable, RowChanges):
         """Return the data and delete files that a range of snapshots added and removed, lazily.
 
         The range follows parent snapshots. A compaction of metadata is not a change. A file that was added and removed
-        within the range has two rows. Only manifests that a snapshot added or masked are opened.
-        For snapshots with manifest lists, the manifests record the changes. If a writer dropped a manifest without
-        recording DELETED entries, the removal of its files is not detected.
+        within the range has two rows. Only manifests that a snapshot added or masked are opened. For snapshots with
+        manifest lists, the manifests record the changes: if a writer dropped a manifest without recording DELETED
+        entries, the removal of its files is not detected.
 
         Args:
             from_snapshot_id_exclusive: an ancestor of the end snapshot. It may have expired if its child has not. None
@@ -221,13 +221,13 @@ class Table(BaseTable, RowChanges):
     def check(self, snapshot_id: int | None = None) -> DataFrame:
         """Check the metadata of a snapshot for contradictions that would break plans or other engines.
 
-        The driver checks few entries at once, without a job. All else is lazy.
+        The driver checks few entries at once, without a job. Everything else is lazy.
 
         Rules for a manifest list:
 
         - manifest-list; if the list violates it, no other rule is checked
         - manifest-content: a manifest that can't be read
-        - manifest-header: the key-value metadata of a manifest contradict the list
+        - manifest-header: the key-value metadata of a manifest contradicts the list
         - manifest-length, manifest-counts, field-ids, leaf-content, sequence-numbers, entry-fields
         - partition-spec: a live file has values of partition fields that its manifest's spec lacks
         - one-entry-per-file, one-vector-per-file, vector-target
@@ -299,7 +299,7 @@ class Table(BaseTable, RowChanges):
         return self._change().update_sort_order(case_sensitive)
 
     def update_expressions(self, case_sensitive: bool = True) -> UpdateExpressions:
-        """Return a builder of expressions, functions of columns whose statistics a tree keeps."""
+        """Return a builder of expressions: functions of columns for which a tree stores statistics."""
         return self._change().update_expressions(case_sensitive)
 
     def manage_snapshots(self) -> ManageSnapshots:
@@ -319,7 +319,7 @@ class Table(BaseTable, RowChanges):
         """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
 
         The result is None if there is none. Expired snapshots count only for streams, by their query id: the last one
-        counts if no snapshot that the branch has left records the stream.
+        counts if none of the branch's remaining snapshots records the stream.
         """
         from sparkmeta.commit.write_target import write_target
 
@@ -460,8 +460,8 @@ def load_table(
 
     Args:
         location: the folder, or the metadata file. A relative path starts at the current folder.
-        spark: a session, classic or Connect. Defaults to the session that is active when one is needed, or else to a
-            new local one. None is needed for metadata in files that Python opens.
+        spark: a session, classic or Connect. Defaults to the session that is active when a session is first needed, or
+            else to a new local session. Metadata in files that Python opens needs no session.
         properties: for an encrypted table, the properties of a catalog that name its key client, such as
             `encryption.kms-type`.
 
@@ -530,9 +530,9 @@ def table_of(
 
     Args:
         version: the version.
-        sessions: where the session comes from.
+        sessions: the source of the session.
         files: opens the table's files.
-        identifier: the table's names.
+        identifier: the parts of the table's name.
         operations: loads and commits newer versions.
         reported: the catalog that receives reports on the table; None if it receives none.
     """

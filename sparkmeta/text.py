@@ -25,7 +25,7 @@ def byte_size(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a number with a noun, such as `1 file` or `2,000 files`. The noun is plural by an s."""
+    """Format a number with a noun, such as `1 file` or `2,000 files`. The plural of the noun ends in s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -89,13 +89,14 @@ def middle_out(text: str, width: int) -> str:
     if columns(text) <= width:
         return text
     half = (width - 1) // 2
-    return f"{_taken(text, width - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
+    return f"{_prefix(text, width - 1 - half)}…{_prefix(text[::-1], half)[::-1]}"
 
 
-def _taken(text: str, width: int) -> str:
-    taken = 0
+def _prefix(text: str, width: int) -> str:
+    """Return the longest prefix of a text that fits into `width` columns."""
+    prefix_width = 0
     for index, char in enumerate(text):
-        taken += _columns(char)
-        if taken > width:
+        prefix_width += _columns(char)
+        if prefix_width > width:
             return text[:index]
     return text

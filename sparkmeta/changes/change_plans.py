@@ -55,7 +55,8 @@ class ChangePlans:
 
     Attributes:
         scan: the columns, the filter and the table.
-        is_changelog: whether to read changelogs. If not, the rows that snapshots of the operation `append` appended.
+        is_changelog: whether to read changelogs. If not, only the rows that snapshots of the operation `append` added
+            are read.
     """
 
     scan: Scan
@@ -63,7 +64,7 @@ class ChangePlans:
     _plans: dict[tuple[int, bool], SnapshotChanges | None] = field(default_factory=dict)
 
     def select(self, names: Sequence[str]) -> None:
-        """Read only some columns.
+        """Restrict the scan to some columns.
 
         Raises:
             InvalidArgumentError: the table has no such column.
@@ -83,7 +84,7 @@ class ChangePlans:
         return row_type(scan.state.at(scan.snapshot()), scan.projection(), columns)
 
     def changes(self, step: ChangedSnapshot) -> SnapshotChanges | None:
-        """Return the files in which a snapshot changed rows; None if there are none. Plans are kept.
+        """Return the files in which a snapshot changed rows; None if there are none. Plans are cached.
 
         Raises:
             NoSuchSnapshotError: its parent is needed, and has expired.
@@ -111,8 +112,8 @@ class ChangePlans:
         """Divide changes among tasks.
 
         Args:
-            ranges: steps, oldest first, each with the first of its units and the first one after the range; None for
-                all others.
+            ranges: snapshots, oldest first, each with its first unit to read and the first unit not to read; None to
+                read all further units.
         """
         started, steps = time.perf_counter(), [*ranges]
         uncompared: list[Parts] = []
@@ -144,8 +145,8 @@ class Share:
         readers: read the parts.
         uncompared: parts that are not compared.
         compared: units whose rows are compared.
-        bucket: the task's part of the rows of these units.
-        buckets: the number of these parts.
+        bucket: the number of the bucket of rows that the task reads of these units.
+        buckets: the number of buckets.
     """
 
     readers: ChangeReaders
@@ -166,7 +167,7 @@ class Share:
 
 
 def _uncompared_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
-    # Parts with deletes that select rows have a further column.
+    # Parts whose rows are selected by deletes have a further column.
     for width in sorted({table.num_columns for table, _ in parts}):
         same_width = [(table, sizes) for table, sizes in parts if table.num_columns == width]
         whole_table = pa.concat_tables([table for table, _ in same_width], promote_options="permissive")
@@ -179,7 +180,7 @@ def _compared_shares(readers: ChangeReaders, units: Sequence[list[Parts]]) -> It
         (tuple(to_stream(table, "zstd") for table, _ in parts), sum(int(sizes.sum()) for _, sizes in parts))
         for parts in units
     ]
-    for together in packed(sized, PART_BYTES, lambda unit: unit[1]):
-        buckets = -(-sum(size for _, size in together) // PART_BYTES) or 1
+    for pack in packed(sized, PART_BYTES, lambda unit: unit[1]):
+        buckets = -(-sum(size for _, size in pack) // PART_BYTES) or 1
         for bucket in range(buckets):
-            yield Share(readers, compared=tuple(unit for unit, _ in together), bucket=bucket, buckets=buckets)
+            yield Share(readers, compared=tuple(unit for unit, _ in pack), bucket=bucket, buckets=buckets)

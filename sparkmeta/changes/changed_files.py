@@ -83,7 +83,7 @@ def read_appended(
         scan: the rows and columns to read.
         from_exclusive: None for the whole history.
         to_inclusive: None for the current snapshot.
-        planned: Is called with the planned files.
+        planned: called with the planned files.
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -103,7 +103,7 @@ def appended_entries(
 ) -> DataFrame | None:
     """Return the entries of the files that snapshots appended, without deletes; None if there are none.
 
-    Other arguments and errors are the same as for `read_appended`.
+    For the other arguments and errors, see `read_appended`.
 
     Args:
         columns: further columns of the entries to return.
@@ -203,11 +203,11 @@ class ChangedFiles:
         return pa.array(np.intersect1d(inserts, deletes), pa.int32())
 
     def all_parts(self) -> list[PlannedFiles]:
-        """Return the files in parts that are read in the same way, without empty ones."""
+        """Return `whole` and `partly`, which are read in different ways, but omit them if they are empty."""
         return [files for files in (self.whole, self.partly) if len(files)]
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
-        """Return `all_parts` of only some snapshots or, with `invert`, of all others."""
+        """Return `all_parts` for only some snapshots or, with `invert`, for all others."""
         sides = (
             files.filter(np.isin(files.numbers(_ORDINAL), ordinals, invert=invert))
             for files in (self.whole, self.partly)
@@ -241,7 +241,7 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
 
 
 def live_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles:
-    """Plan the data files of a snapshot, with their deletes, and with the columns of changes that insert."""
+    """Plan all data files of a snapshot, with their deletes, as changes that insert their rows."""
     state = scan_filter.state.at(snapshot)
     plan = plan_rows(choose(prune_manifests(replace(scan_filter, state=state))))
     marked = with_columns(plan.rows, _snapshot_id(snapshot))
@@ -253,7 +253,7 @@ def _snapshot_id(snapshot: Snapshot) -> Aliased:
 
 
 def inserted(files: PlannedFiles) -> PlannedFiles:
-    """Return files whose rows are all inserted."""
+    """Mark all rows of files as inserted."""
     return replace(files, table=_changes(files, INSERT))
 
 
@@ -333,7 +333,7 @@ class _Step:
                 unplanned = among(where(data, may_match(pruned.filter)), "location", self.targets, absent=True)
                 yield self._plan(replace(entries, data=unplanned), is_after=is_after)
         if len(self.targets):
-            entries = read_entries(choose(self._of_deletes(pruned, self.targets)))
+            entries = read_entries(choose(self._restricted(pruned, self.targets)))
             targets = among(entries.data, "location", self.targets)
             yield self._plan(replace(entries, data=targets), is_after=is_after)
 
@@ -344,7 +344,7 @@ class _Step:
         matched = select(matched, [*columns, *marks])
         return plan_of_entries(matched, state, SNAPSHOT, _IS_AFTER, deletes=entries.deletes)
 
-    def _of_deletes(self, pruned: PrunedManifests, paths: pa.Array | None = None) -> PrunedManifests:
+    def _restricted(self, pruned: PrunedManifests, paths: pa.Array | None = None) -> PrunedManifests:
         """Return the manifests that may hold the data files of changed deletes, if there are few changes.
 
         Args:
@@ -371,12 +371,12 @@ class _Step:
         if len(added):
             pruned = self.after
             writers = pc.struct_field(pruned.deletes.column("version_info"), "snapshot_id")
-            # The root of a tree, which can list files itself, has no id.
+            # The root of a tree, which can list files itself, has no snapshot id.
             is_written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
             yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(is_written)), added)
 
     def _files_of(self, pruned: PrunedManifests, locations: pa.Array) -> Iterator[Relation]:
-        entries = read_entries(choose(self._of_deletes(pruned)))
+        entries = read_entries(choose(self._restricted(pruned)))
         if entries.deletes.entries is None:
             return
         changed_deletes = replace(entries.deletes, entries=among(entries.deletes.entries, "location", locations))
@@ -513,12 +513,12 @@ def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
 
 
 def _selected(files: PlannedFiles, rows: Indices, other_rows: Indices) -> PlannedFiles:
-    """Return the files at `rows` whose pairs at `other_rows` have further deletes. `SELECTING` has these deletes."""
-    of_files = _further_file_deletes(files, rows, other_rows)
+    """Return the files at `rows` whose pairs at `other_rows` have further deletes, which select their rows."""
+    further_deletes = _further_file_deletes(files, rows, other_rows)
     codes, sets = _further_members(files, rows, other_rows)
-    table = files.table.take(pa.array(rows)).append_column(SELECTING[FILE_DELETES], of_files)
+    table = files.table.take(pa.array(rows)).append_column(SELECTING[FILE_DELETES], further_deletes)
     selected = PlannedFiles(table.append_column(SELECTING[DELETE_SET], pa.array(codes)), sets)
-    return selected.filter((np.asarray(pc.list_value_length(of_files)) > 0) | (np.diff(sets.offsets)[codes] > 0))
+    return selected.filter((np.asarray(pc.list_value_length(further_deletes)) > 0) | (np.diff(sets.offsets)[codes] > 0))
 
 
 def _further_file_deletes(files: PlannedFiles, rows: Indices, other_rows: Indices) -> pa.ListArray:
@@ -531,8 +531,8 @@ def _further_file_deletes(files: PlannedFiles, rows: Indices, other_rows: Indice
     def paired(side: Indices) -> tuple[Indices, Indices]:
         pairs = np.full(len(files), -1, np.int64)
         pairs[side] = np.arange(len(side))
-        of_side = np.flatnonzero(pairs[owners] >= 0)
-        return of_side, pairs[owners[of_side]]
+        delete_rows = np.flatnonzero(pairs[owners] >= 0)
+        return delete_rows, pairs[owners[delete_rows]]
 
     further, pairs = _further(paired(other_rows), paired(rows), names)
     order = np.argsort(pairs, kind="stable")
@@ -549,8 +549,8 @@ def _further_members(files: PlannedFiles, rows: Indices, other_rows: Indices) ->
     """
     sets = files.sets
     pairs, codes = np.unique(files.set_codes[rows] * len(sets) + files.set_codes[other_rows], return_inverse=True)
-    sets_of_places, sets_of_others = (sets.members_of(side)[::-1] for side in np.divmod(pairs, len(sets)))
-    further, owners = _further(sets_of_others, sets_of_places, _codes(sets.deletes.column("file_path")))
+    sets_of_rows, sets_of_others = (sets.members_of(side)[::-1] for side in np.divmod(pairs, len(sets)))
+    further, owners = _further(sets_of_others, sets_of_rows, _codes(sets.deletes.column("file_path")))
     lengths = np.bincount(owners, minlength=len(pairs))
     return len(sets) + codes, sets.with_sets(lengths, further)
 
@@ -565,10 +565,10 @@ def _further(
         known_deletes: the same for known deletes.
         names: a number for each delete, equal for equal deletes.
     """
-    (of_deletes, of_known) = (
+    (keys, known_keys) = (
         owners * (names.max(initial=0) + 1) + names[indices] for indices, owners in (deletes, known_deletes)
     )
-    is_further = ~np.isin(of_deletes, of_known)
+    is_further = ~np.isin(keys, known_keys)
     return deletes[0][is_further], deletes[1][is_further]
 
 

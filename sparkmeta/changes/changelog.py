@@ -1,4 +1,4 @@
-"""Read the rows that snapshots inserted and deleted: for each, the difference of the table before and after it.
+"""Read the rows that snapshots inserted and deleted: for each snapshot, how the table's rows differ before and after.
 
 Rows are compared as multisets. A row that a snapshot deleted and inserted again, for example by overwriting its file,
 is not a change. Snapshots of the operation `replace` change no rows and are skipped.
@@ -57,7 +57,7 @@ class Changelog:
         from_exclusive: the snapshot to begin after; None for the whole history.
         to_inclusive: the last snapshot; None for the current one.
         net_changes: whether to leave out rows that are both inserted and deleted within the range.
-        identifiers: ids of the columns that identify a deleted and an inserted row as an update; empty for no updates.
+        identifiers: ids of the columns that are equal in both rows of an update; empty to label no updates.
     """
 
     scan: RowScan
@@ -74,7 +74,7 @@ def read_changelog(changelog: Changelog, planned: Callable[[Iterable[PlannedFile
 
     Args:
         changelog: what to read.
-        planned: is called with the planned files.
+        planned: called with the planned files.
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -225,9 +225,9 @@ def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> D
 
     def added(total: Sql, step: Sql) -> Sql:
         count = total[_COUNT] + step[_COUNT]
-        goes_on = sql.call("signum", total[_COUNT]) == sql.call("signum", count)
+        same_sign = sql.call("signum", total[_COUNT]) == sql.call("signum", count)
         first_change = (
-            sql.when(goes_on, total[name]).otherwise(step[name]).alias(name) for name in (_ORDINAL, _SNAPSHOT)
+            sql.when(same_sign, total[name]).otherwise(step[name]).alias(name) for name in (_ORDINAL, _SNAPSHOT)
         )
         return sql.struct(*first_change, count.alias(_COUNT))
 

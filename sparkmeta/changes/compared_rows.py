@@ -25,7 +25,7 @@ Codes = np.ndarray[Any, np.dtype[np.int64]]
 
 _LONG: Final = 8
 _INT_BITS: Final = 32
-# An odd number, whose products spread over all bits.
+# An odd multiplier that spreads hashes over all bits.
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -103,17 +103,17 @@ def _codes(values: pa.Array) -> Codes:
         return codes
     offsets, elements = compact_lists(values)
     lengths = np.diff(offsets.to_numpy())
-    of_elements, owners = _codes(elements), np.repeat(np.arange(len(lengths)), lengths)
+    element_codes, owners = _codes(elements), np.repeat(np.arange(len(lengths)), lengths)
     if pa.types.is_map(kind):
-        of_elements = of_elements[np.lexsort((of_elements, owners))]
+        element_codes = element_codes[np.lexsort((element_codes, owners))]
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64) * _LONG
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(of_elements))]
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(element_codes))]
     texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers)
     return _paired(codes, np.asarray(texts.dictionary_encode().indices, np.int64))
 
 
 def _exact(values: pa.Array) -> pa.Array:
-    """Return values that Python can represent.
+    """Convert values to types that Python represents exactly.
 
     Floating-point numbers become their bits, with one NaN. Dates and times become integers. Other values are unchanged.
     """

@@ -1,4 +1,4 @@
-"""The files and entries that snapshots added and removed, from roots and leaves.
+"""Find the files and entries that snapshots added and removed, from roots and leaves.
 
 The cost is proportional to the change.
 """
@@ -216,6 +216,8 @@ def _without_changes_of_others(root: Root, snapshot_id: int) -> Root:
 
 @dataclass(frozen=True)
 class _Finder:
+    """Finds the leaves to open for the changes of a snapshot; see `root_changes`."""
+
     root: Root
     snapshot_id: int
     parent: ParentRoot
@@ -274,7 +276,7 @@ class _Finder:
         return tuple(row for row in self._dvs.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """Return a leaf's earlier DVs: the ones that this root carries over or replaces, or else the parent's."""
+        """Return a leaf's earlier DVs: the DVs that this root carries over or replaces, or else the parent's DVs."""
         location = leaf["location"]
         earlier = tuple(row for row in self._dvs.get(location, ()) if row["status"] != Status.ADDED)
         if earlier:
@@ -309,14 +311,14 @@ _COLUMNS = ["content_type", "location", "deletion_vector", "record_count", "refe
 
 def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str, Any]]]:
     """Return the entries of the given content types as flat rows, with their row in the root."""
-    places = indices_where(one_of(table, kinds))
-    some = table.take(places)
-    flat = some.select(_COLUMNS)
+    indices = indices_where(one_of(table, kinds))
+    entries = table.take(indices)
+    flat = entries.select(_COLUMNS)
     for name in ("status", "snapshot_id"):
-        flat = flat.append_column(name, version(some, name))
+        flat = flat.append_column(name, version(entries, name))
     for name in ("existing_files_count", "deleted_files_count"):
-        flat = flat.append_column(name, pc.struct_field(some.column("manifest_stats"), name))
-    return list(zip(places.to_pylist(), flat.to_pylist(), strict=True))
+        flat = flat.append_column(name, pc.struct_field(entries.column("manifest_stats"), name))
+    return list(zip(indices.to_pylist(), flat.to_pylist(), strict=True))
 
 
 # -- Entries that snapshots added and removed -------------------------------------------------------------------------
@@ -361,7 +363,7 @@ class _Unit:
     change: LeafChange
 
 
-def _has(status: Status) -> Sql:
+def _has_status(status: Status) -> Sql:
     """Return whether an entry has a status."""
     return sql.col("version_info.status") == int(status)
 
@@ -373,7 +375,7 @@ class EntryChanges:
     `add` compares the roots of a snapshot and its parent; the other methods return lazy DataFrames.
 
     Attributes:
-        shown: the columns and stats to return of entries.
+        shown: the columns and stats of entries to return.
         lenient: see `root_changes`.
         keep: filters rows of `leaf_manifests` to leaves that may hold relevant entries.
     """
@@ -430,7 +432,7 @@ class EntryChanges:
             self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[key], content, change))
         # Copies: slices of the root would keep all of it in memory.
         leaves = root.table.take(pa.array(rows, pa.int64()))
-        self._leaves += [leaves.slice(place, 1) for place in range(len(leaves))]
+        self._leaves += [leaves.slice(index, 1) for index in range(len(leaves))]
 
     def _parent(self, snapshot: Snapshot) -> Root | None:
         parent_id = snapshot.parent_snapshot_id
@@ -470,9 +472,9 @@ class EntryChanges:
         """Return all changes of data files (DATA_MANIFEST) or delete files (DELETE_MANIFEST), with `CHANGE`."""
         frames = [frame.withColumn(CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
         frames += [frame.withColumn(CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
-        of_trees = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
-        listed = sql.when(_has(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
-        return [*of_trees, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
+        tree_frames = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
+        listed = sql.when(_has_status(Status.ADDED), ADDED).otherwise(REMOVED).alias(CHANGE)
+        return [*tree_frames, *(with_columns(frame, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[Relation]:
         """Return the entries of added files, in a relation for each way to read them.
@@ -487,11 +489,11 @@ class EntryChanges:
 
     def _many_added(self, content: ContentType) -> list[DataFrame]:
         frames = self._listed_entries(content)
-        return [*self._tree_added(content), *(where(frame, _has(Status.ADDED)) for frame in frames)]
+        return [*self._tree_added(content), *(where(frame, _has_status(Status.ADDED)) for frame in frames)]
 
     def _many_removed(self, content: ContentType) -> list[DataFrame]:
         frames = self._listed_entries(content)
-        return [*self._tree_removed(content), *(where(frame, _has(Status.DELETED)) for frame in frames)]
+        return [*self._tree_removed(content), *(where(frame, _has_status(Status.DELETED)) for frame in frames)]
 
     def _tree_added(self, content: ContentType) -> list[DataFrame]:
         return [*self._root_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]
@@ -499,7 +501,7 @@ class EntryChanges:
     def _tree_removed(self, content: ContentType) -> list[DataFrame]:
         removed = [*self._root_frames(content, Status.DELETED), *self._masked(content)]
         removed += self._by_status(content, LeafKind.UNMADE) + self._unmasked(content, LeafKind.DROPPED)
-        return [self._really_removed(frame, content) for frame in at_most_one(removed)]
+        return [self._without_moved(frame, content) for frame in at_most_one(removed)]
 
     @property
     def schema(self) -> StructType:
@@ -508,11 +510,11 @@ class EntryChanges:
         return schema.add(CHANGE, StringType()).add(SNAPSHOT, LongType())
 
     def _with_maps(self, frame: DataFrame) -> DataFrame:
-        """Add the metrics maps that `shown` has."""
+        """Add the metrics maps that `shown` contains."""
         fill = partial(_fill_maps, self.projection, frozenset(self._column_types))
         return map_arrow(frame.select(*self._read.schema.names, CHANGE, SNAPSHOT), fill, self.schema)
 
-    def _really_removed(self, removed: DataFrame, content: ContentType) -> DataFrame:
+    def _without_moved(self, removed: DataFrame, content: ContentType) -> DataFrame:
         """Drop files that only moved to another manifest, and duplicates of files removed by both a leaf and a DV."""
         carried = [*self._by_status(content, LeafKind.CARRIED), *self._root_frames(content, Status.EXISTING)]
         for keys in at_most_one(carried):
@@ -543,7 +545,7 @@ class EntryChanges:
 
     # -- leaves -----------------------------------------------------------------------------------------------------
 
-    def _of(self, content: ContentType, kind: LeafKind) -> list[_Unit]:
+    def _units_of(self, content: ContentType, kind: LeafKind) -> list[_Unit]:
         units = (unit for unit in self._units if unit.content == content and unit.change.kind is kind)
         return [unit for unit in units if unit.manifest in self._leaves_to_open]
 
@@ -564,40 +566,40 @@ class EntryChanges:
         manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
         return at_most_one(self._newest.reader.physical_frames(manifests, self._read))[0]
 
-    def _places(self, units: Sequence[_Unit]) -> DataFrame:
+    def _unit_rows(self, units: Sequence[_Unit]) -> DataFrame:
         rows = [{_UNIT: unit.id, MANIFEST: unit.manifest, SNAPSHOT: unit.snapshot_id} for unit in units]
-        return F.broadcast(local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=_PLACES)))
+        return F.broadcast(local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=_UNIT_SCHEMA)))
 
     def _by_status(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
-        units = self._of(content, kind)
+        units = self._units_of(content, kind)
         if not units:
             return []
         chosen = self._physical(units).where(F.col("version_info.status") == int(_STATUS[kind]))
-        return [chosen.join(self._places(units), MANIFEST).drop(_UNIT)]
+        return [chosen.join(self._unit_rows(units), MANIFEST).drop(_UNIT)]
 
     def _unmasked(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
         """Return unmasked entries: ADDED entries of added leaves, or live entries of dropped leaves."""
-        units = self._of(content, kind)
+        units = self._units_of(content, kind)
         if not units:
             return []
-        of_status = _has(Status.ADDED) if kind is LeafKind.ADDED else is_live_entry()
-        placed = self._physical(units).where(of_status.text).join(self._places(units), MANIFEST)
+        has_status = _has_status(Status.ADDED) if kind is LeafKind.ADDED else is_live_entry()
+        placed = self._physical(units).where(has_status.text).join(self._unit_rows(units), MANIFEST)
         for masked in self._ordinals(units, "old"):
             placed = placed.join(masked, [_UNIT, ORDINAL], "left_anti")
         return [placed.drop(_UNIT)]
 
     def _masked(self, content: ContentType) -> list[DataFrame]:
         """Return the entries that the snapshot's own manifest DVs mask, and earlier ones don't."""
-        units = self._of(content, LeafKind.MASKED)
+        units = self._units_of(content, LeafKind.MASKED)
         if not units:
             return []
         newly_masked = self._ordinals(units, "new")[0].distinct()
         for masked in self._ordinals(units, "old"):
             newly_masked = newly_masked.join(masked, [_UNIT, ORDINAL], "left_anti")
-        newly_masked = newly_masked.join(self._places(units), _UNIT).select(MANIFEST, ORDINAL, SNAPSHOT)
-        few = sum(vector["record_count"] for unit in units for vector in unit.change.new) <= _BROADCAST_ORDINALS
+        newly_masked = newly_masked.join(self._unit_rows(units), _UNIT).select(MANIFEST, ORDINAL, SNAPSHOT)
+        is_small = sum(vector["record_count"] for unit in units for vector in unit.change.new) <= _BROADCAST_ORDINALS
         entries = self._physical(units).where(is_live_entry().text)
-        return [entries.join(F.broadcast(newly_masked) if few else newly_masked, [MANIFEST, ORDINAL])]
+        return [entries.join(F.broadcast(newly_masked) if is_small else newly_masked, [MANIFEST, ORDINAL])]
 
     def _ordinals(self, units: Sequence[_Unit], which: str) -> list[DataFrame]:
         """Return (unit, ordinal) of the units' `new` or `old` manifest DVs, in at most one DataFrame."""
@@ -647,23 +649,23 @@ class EntryChanges:
         return self._newest.reader.fits_driver(leaves, allowed)
 
     def few_added(self, content: ContentType) -> pa.Table:
-        """Return what `added` does as a table."""
+        """Return the entries of `added` as a table."""
         in_trees = [*self._few_in_roots(content, Status.ADDED), *self._few_units(content, [LeafKind.ADDED])]
-        return self._few([*in_trees, *self._few_listed(content, Status.ADDED)])
+        return self._concat([*in_trees, *self._few_listed(content, Status.ADDED)])
 
     def few_removed(self, content: ContentType) -> pa.Table:
-        """Return what `removed` does as a table."""
+        """Return the entries of `removed` as a table."""
         kinds = [LeafKind.MASKED, LeafKind.UNMADE, LeafKind.DROPPED]
-        removed = self._few([*self._few_in_roots(content, Status.DELETED), *self._few_units(content, kinds)])
+        removed = self._concat([*self._few_in_roots(content, Status.DELETED), *self._few_units(content, kinds)])
         moved = [*self._few_in_roots(content, Status.EXISTING), *self._few_units(content, [LeafKind.CARRIED])]
         # Files that only moved to another manifest, and a second entry of a file, are left out.
-        known, keeps = {*self._few_keys(self._few(moved))}, []
+        known, is_new = {*self._few_keys(self._concat(moved))}, []
         for key in self._few_keys(removed):
-            keeps.append(key not in known)
+            is_new.append(key not in known)
             known.add(key)
-        return self._few([removed.filter(pa.array(keeps, pa.bool_())), *self._few_listed(content, Status.DELETED)])
+        return self._concat([removed.filter(pa.array(is_new, pa.bool_())), *self._few_listed(content, Status.DELETED)])
 
-    def _few(self, tables: Sequence[pa.Table]) -> pa.Table:
+    def _concat(self, tables: Sequence[pa.Table]) -> pa.Table:
         schema = self.projection.schema.append(pa.field(SNAPSHOT, pa.int64()))
         return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
@@ -678,19 +680,19 @@ class EntryChanges:
         for snapshot_id, changes in self._in_roots:
             table = changes.existing if status == Status.EXISTING else changes.files
             rows = table.filter(pc.and_(one_of(table, FILE_TYPES[content]), pc.equal(version(table, "status"), status)))
-            rows, nowhere = narrowed_rows(rows, self._read, types.tuple_sources), pa.nulls(len(rows), pa.int64())
-            yield _of_snapshot(entries_of_rows(rows, nowhere, part, self._read, types.tree_types), snapshot_id)
+            rows, no_ordinals = narrowed_rows(rows, self._read, types.tuple_sources), pa.nulls(len(rows), pa.int64())
+            yield _of_snapshot(entries_of_rows(rows, no_ordinals, part, self._read, types.tree_types), snapshot_id)
 
     def _few_units(self, content: ContentType, kinds: Iterable[LeafKind]) -> Iterator[pa.Table]:
         """Yield the chosen entries of leaves."""
-        units = [unit for kind in kinds for unit in self._of(content, kind)]
+        units = [unit for kind in kinds for unit in self._units_of(content, kind)]
         if not units or self._newest is None:
             return
         manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
         entries = self._newest.reader.physical_table(manifests, self._read)
         for unit in units:
-            of_leaf = entries.filter(pc.equal(entries.column(MANIFEST), unit.manifest))
-            yield _of_snapshot(of_leaf.filter(pa.array(self._is_chosen(unit, of_leaf))), unit.snapshot_id)
+            leaf_entries = entries.filter(pc.equal(entries.column(MANIFEST), unit.manifest))
+            yield _of_snapshot(leaf_entries.filter(pa.array(self._is_chosen(unit, leaf_entries))), unit.snapshot_id)
 
     def _is_chosen(self, unit: _Unit, entries: pa.Table) -> np.ndarray[Any, Any]:
         """Return which entries of a leaf are changes; see `LeafKind`."""
@@ -738,7 +740,7 @@ _LISTED = pa.schema(
         pa.field("file_size_in_bytes", pa.int64()),
     ]
 )
-_PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(SNAPSHOT, pa.int64())])
+_UNIT_SCHEMA = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(SNAPSHOT, pa.int64())])
 
 
 _FILE_KEY = [SNAPSHOT, FILE_LOCATION, FILE_OFFSET]
@@ -791,8 +793,8 @@ def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> Data
     read = arrow_udf(state.spark, reader.of_batches, POSITIONS_TYPE) or F.udf(
         reader.of_row, POSITIONS_TYPE, useArrow=True
     )
-    place = ("location", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
-    return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*place)))
+    vector = ("location", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+    return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*vector)))
 
 
 @dataclass(frozen=True)
@@ -806,12 +808,12 @@ class _PositionReader:
         """Return positions, given location, offset, size and cardinality; null without an offset."""
         for batch in batches:
             rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
-            places = [place for place, row in enumerate(rows) if row[1] is not None]
-            ranges = [vector_range(*rows[place][:3]) for place in places]
+            vector_rows = [index for index, row in enumerate(rows) if row[1] is not None]
+            ranges = [vector_range(*rows[index][:3]) for index in vector_rows]
             positions: list[pa.Array | None] = [None] * len(rows)
             for number, blob in read_ranges(self.reader, ranges):
-                place = places[number]
-                positions[place] = _values(vector_of(blob, ranges[number], rows[place][3]))
+                index = vector_rows[number]
+                positions[index] = _values(vector_of(blob, ranges[number], rows[index][3]))
             yield pa.array(positions, pa.list_(pa.int64()))
 
     def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
@@ -830,7 +832,7 @@ _NO_POSITIONS = np.empty(0, np.int64)
 
 
 def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
-    """Return positions by location and offset, with Spark's own source. Each file is read once."""
+    """Add positions that Spark's own source reads, joined by location and offset. Each file is read once."""
     vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
     by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
     locations = by_file.select("location").toArrow().column("location").to_pylist()
@@ -850,8 +852,8 @@ def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         for location, vectors, contents in zip(*batch.columns, strict=True):
             path, content = location.as_py(), contents.as_buffer()
             for offset, size, count in (row.values() for row in vectors.as_py()):
-                place = vector_range(path, offset, size)
-                vector = vector_of(content[offset : offset + size].to_pybytes(), place, count)
+                blob_range = vector_range(path, offset, size)
+                vector = vector_of(content[offset : offset + size].to_pybytes(), blob_range, count)
                 positions = pa.array([_values(vector)], pa.list_(pa.int64()))
                 columns = [pa.array([path]), pa.array([offset], pa.int64()), positions]
                 yield pa.RecordBatch.from_arrays(columns, [FILE_LOCATION, FILE_OFFSET, _POSITIONS])

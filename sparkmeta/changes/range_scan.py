@@ -66,11 +66,11 @@ class _RangeScan(ABC):
         """Return the rows."""
 
     def _report(self, started: float, files: Iterable[PlannedFiles]) -> None:
-        """Send a report on a plan of files that was begun at a time, by `time.perf_counter`."""
+        """Send a report on a plan of files. `started` is the time when planning began, by `time.perf_counter`."""
         metadata = self.scan.state.metadata
         end = metadata.current_snapshot() if self.to_inclusive is None else metadata.snapshot_by_id(self.to_inclusive)
         seconds = time.perf_counter() - started
-        total = partial(ScanResult.total, (each.result for each in files))
+        total = partial(ScanResult.total, (planned.result for planned in files))
         self.scan.plan.report_changes(total, seconds, self.from_exclusive, end)
 
     def create_temp_view(self, name: str) -> None:
@@ -104,7 +104,7 @@ class ChangelogScan(_RangeScan):
     Whether a row has changed depends on all columns, selected or not.
 
     Attributes:
-        net_changes: leave out rows that come and go within the range.
+        net_changes: whether to leave out rows that are both inserted and deleted within the range.
         identifier_columns: columns that identify a deleted and an inserted row as an update; empty for no updates.
     """
 

@@ -1,8 +1,8 @@
 """The rows that one snapshot changed, in units for tasks: planned and read without a session.
 
-A unit is a file, or the files of a partition in which the snapshot both inserted and deleted rows: these are compared,
-since a row that it deleted and inserted again is no change. The units of a snapshot have an order that depends on
-nothing but its files. Batches divide them only between inserts, or between deletes. An update that moves a row to
+A unit is a file, or all files of a partition in which the snapshot both inserted and deleted rows. The rows of such a
+partition are compared, since a row that was deleted and inserted again is no change. The order of a snapshot's units
+depends only on its files. Batches divide them only between inserts, or between deletes: an update that moves a row to
 another file inserts and deletes the row, and a reader that applies batches one after the other would delete it last.
 """
 
@@ -89,7 +89,7 @@ class SnapshotChanges:
         return np.bincount(self.units, np.maximum(numbers, 0), minlength=len(self)).astype(np.int64)
 
     def uncompared(self, start: int, stop: int, ordinal: int) -> list[Parts]:
-        """Return the parts of files in a range of units that are not compared, which are read in any order."""
+        """Return the parts of files in the units of a range that are not compared. They can be read in any order."""
         is_chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
         return self._parts(np.flatnonzero(is_chosen), ordinal)
 

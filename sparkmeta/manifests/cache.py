@@ -96,7 +96,7 @@ def _column(name: str, inherited: Sql, locations: Locations) -> Sql:
 
 
 def _row_id(inherited: Sql) -> Sql:
-    """Return the first row id that `RowIdCounter` assigns: null if the manifest has none."""
+    """Return the first row id, as `RowIdCounter` assigns it: null if the manifest has none."""
     start, offset = inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
     return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))
 
@@ -165,7 +165,7 @@ class ManifestCache:
 
 
 def _checked(document: bytes, name: str) -> CacheTypes | None:
-    """Return the types in a document; None if it is not the one with this name."""
+    """Return the types in a document; None if it is damaged or does not have this name."""
     with suppress(ValueError):
         types = CacheTypes.parse(document)
         return types if types.name == name else None
@@ -176,7 +176,7 @@ def open_cache(sessions: SessionSource, folder: str, access: FileAccess, types: 
     """Return the cache in a folder. The table's FileIO opens it, unless it is on a local disk.
 
     Args:
-        sessions: where the session comes from if only Spark opens the folder.
+        sessions: the source of the session, which is needed if only Spark opens the folder.
         folder: the setting `manifest_cache`.
         access: opens the table's files. Leaves are written only if tasks can open them.
         types: the table's types.
@@ -201,7 +201,7 @@ def open_cache(sessions: SessionSource, folder: str, access: FileAccess, types: 
 
 DAY_MS = 86_400_000
 
-# Levels of folders to search for files in a folder that may be no cache, but a table, or a warehouse of tables.
+# How deep to search for files in a folder that may be no cache, but a table or a warehouse of tables.
 _LEVELS = 6
 
 
@@ -260,7 +260,7 @@ def cache_contents(cache: ManifestCache) -> CacheContents:
 
     Raises:
         NotFoundError: the folder does not exist.
-        ValidationError: the folder, or one below, has files, but there is no document of types: it is no cache.
+        ValidationError: the folder, or a folder below, contains files, but no document of types: it is no cache.
     """
     files = cache.files.list(cache.folder)
     documents = {status: types for status in files if (types := _document(cache, status)) is not None}

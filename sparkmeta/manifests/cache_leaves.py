@@ -70,7 +70,7 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 class CacheTypes:
     """The Iceberg types of the values in a leaf.
 
-    A type is None if manifests have values of the field, but the leaf does not.
+    A type is None if manifests contain values of the field, but the leaf does not.
 
     Attributes:
         manifests: the folder of the manifests.
@@ -110,7 +110,7 @@ class CacheTypes:
             raise ValueError(f"no document of types: {error!r}") from error
 
     def serves(self, projection: EntryProjection) -> bool:
-        """Return whether a leaf of these types has all values of a projection, with its types.
+        """Return whether a leaf of these types contains all values of a projection, in the projection's types.
 
         Fields that the document does not name have no values in the manifest, and are null in the leaf.
         """
@@ -161,7 +161,7 @@ class CachedLeaf:
 
     @property
     def whole(self) -> bool:
-        """Whether the file has the length that its name says, and is not torn."""
+        """Whether the file has the length in its name. If not, it is torn."""
         return self.size == self.status.length
 
     @staticmethod
@@ -248,7 +248,7 @@ def _typed(values: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
 
 
 def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa.StructArray:
-    """Return a struct without nulls at any depth, as decoding makes them."""
+    """Return structs none of which is null at any depth, like the structs of a decoded manifest."""
     by_name = {} if values is None else dict(zip(values.type.names, values.flatten(), strict=True))
     children = []
     for field in kind:
@@ -261,8 +261,8 @@ def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa
 
 
 # -- Write leaves in tasks --------------------------------------------------------------------------------------------
-# A leaf has the columns of a content entry before inheritance, the metrics maps, `partition` and `content_stats` with
-# a child for each field id, `ordinal`, and `row_id_offset`, the number of row ids that the entries before it take.
+# A leaf contains the columns of a content entry before inheritance, the metrics maps, `partition` and `content_stats`
+# with a child for each field id, `ordinal`, and `row_id_offset`, the number of row ids that earlier entries use.
 
 
 MOST_BYTES = 32 << 20
@@ -351,7 +351,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
 def _refuse_inverted(
     stats: Mapping[int, Mapping[str, pa.Array]], types: Mapping[int, str | None], location: str
 ) -> None:
-    """Refuse a lower bound above the upper one. For plans it is unknown, but metadata tables show it."""
+    """Refuse a lower bound above the upper one, which plans would treat as unknown, but metadata tables would show."""
     for field_id, children in stats.items():
         lower, upper = (children.get(name) for name in BOUNDS)
         if lower is not None and upper is not None and inverted(lower, upper, types[field_id] or "") is not None:
@@ -378,7 +378,7 @@ def _without_untyped(types: Mapping[int, str | None]) -> dict[int, str]:
 
 
 def _with_untyped(types: Mapping[int, str | None], ids: Iterable[int]) -> dict[int, str | None]:
-    """Return the types, and None for ids without a known type."""
+    """Return the types, with None for each id without a known type."""
     typed = _without_untyped(types)
     return {**types, **{field_id: None for field_id in sorted(ids) if field_id not in typed}}
 

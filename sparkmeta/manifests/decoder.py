@@ -141,8 +141,8 @@ def _projected_columns(schema: pa.Schema, projection: EntryProjection, location:
     file = next((field for field in schema if field_id(field) == DATA_FILE_FIELD_ID), None)
     if file is None or not pa.types.is_struct(file.type):
         raise CorruptFileError(location, "schema", "data_file", "field 2 (data_file) is not a struct")
-    of_entry = [field.name for field in schema if field_id(field) in ids]
-    return [*of_entry, *(f"{file.name}.{field.name}" for field in file.type if field_id(field) in ids)]
+    entry_columns = [field.name for field in schema if field_id(field) in ids]
+    return [*entry_columns, *(f"{file.name}.{field.name}" for field in file.type if field_id(field) in ids)]
 
 
 def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:
@@ -192,8 +192,8 @@ def read_parquet_entries(
         raise UnsupportedError(f"{path}: the transform of partition field {unknown[0]}, and so its type, is not known")
     reads = []
     for spec_id in sorted(parts.column("partition_spec_id").unique().to_pylist()):
-        of_spec = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))
-        reads.append(_read_spec(spark, of_spec, projection, dict(names[spec_id])))
+        spec_parts = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))
+        reads.append(_read_spec(spark, spec_parts, projection, dict(names[spec_id])))
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
@@ -333,7 +333,7 @@ MASK = "manifest_dv"
 _log = logging.getLogger(__name__)
 
 _decoding_small = Lock()
-"""Held to decode a small manifest: threads that do so at once spend half of their time on Python's own lock.
+"""Held while a small manifest is decoded: concurrent threads would spend half of their time on Python's own lock.
 
 Without it, a plan of 100 files in 20 manifests takes 1.6 times as long.
 """
@@ -380,10 +380,10 @@ class EntryDecoder:
         if self.memory is None or projection.entry_filter is None or not is_small:
             return None
 
-        def read(every: EntryProjection) -> pa.Table:
+        def read(unfiltered: EntryProjection) -> pa.Table:
             content = self._read(part)
             with _decoding_small:
-                return pa.Table.from_batches(self._decoded(part, content, every), every.schema)
+                return pa.Table.from_batches(self._decoded(part, content, unfiltered), unfiltered.schema)
 
         return self.memory.of((part[MANIFEST], part["part"], part["parts"]), projection, read)
 
@@ -441,7 +441,7 @@ class EntryDecoder:
         masks: Mapping[int, Mapping[str, Any]],
         batches: Iterable[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the unmasked entries of parts, rows of the batches. They need not pass the projection's filter.
+        """Decode the unmasked entries of parts, rows of the batches. Some may not pass the projection's filter.
 
         Args:
             masks: small id of a leaf -> its deletion vector, `inlined`.

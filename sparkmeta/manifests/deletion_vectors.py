@@ -1,4 +1,4 @@
-"""Apply deletion vectors of manifests, which are bitmaps of removed entries of a leaf, in a root or in Puffin files.
+"""Apply deletion vectors of manifests: bitmaps of removed entries of a leaf, stored in a root or in Puffin files.
 
 If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
 (`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the bitmaps that their entries need. If
@@ -51,7 +51,7 @@ MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
 
 _MASK, _MASKED_LEAF = "mask", "_masked_leaf"
-# Maximum bytes of masks that the driver makes.
+# Maximum bytes of masks that the driver builds.
 _DRIVER_MASKS = 1 << 20
 # The first version of Spark with Arrow UDFs.
 _ARROW_UDFS = (4, 1)
@@ -67,7 +67,7 @@ _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 def manifest_dvs(root: Root) -> pa.Table:
     """Return the live manifest DVs of a root as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
     entries, leaves = root.manifest_dvs, root.leaves
-    # Two leaves may have the location: the leaf, and the one of deletion vectors in its entries.
+    # Two leaves may share a location: a leaf, and the leaf of the deletion vectors in its entries.
     masks = pc.index_in(leaves.column("location"), entries.column("referenced_file").combine_chunks())
     leaf_rows, entries = indices_where(masks.is_valid()), entries.take(masks.drop_null())
     blobs = entries.column("deletion_vector")
@@ -97,7 +97,7 @@ def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 
 def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
-    """Return whether the driver makes masks faster than tasks would."""
+    """Return whether the driver builds masks faster than tasks would."""
     stored = dvs.column("inline_content").null_count
     mask_bytes = int(pc.sum(dvs.column("leaf_entries")).as_py() or 0) // 8
     allowed = MOST_REQUESTS if access.driver is not None else 0
@@ -137,8 +137,8 @@ def _masks(dvs: pa.Table, reader: RangeReader | None) -> pa.Table:
 def masked_by_tasks(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader) -> Column | None:
     """Return a column that tells whether an entry is masked, over rows with `manifest` and `ordinal`.
 
-    A task opens only the deletion vectors of leaves whose entries it gets. None if Spark has no Arrow UDFs, or if the
-    deletion vectors are too large to be sent to every task.
+    A task opens only the deletion vectors of leaves whose entries it gets. The result is None if Spark has no Arrow
+    UDFs, or if the deletion vectors are too large to be sent to every task.
     """
 
     # PySpark infers the kind of function from the annotations.
@@ -163,23 +163,23 @@ def _look_up(dvs: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Arra
     """Yield whether entries are masked, for batches of `manifest` and `ordinal` with adjacent entries of a leaf."""
     rows = {row[MANIFEST]: row for row in dvs.to_pylist()}
     # The flags of the last leaf, since the next batches may continue with it.
-    flags_of_last: dict[int, np.ndarray[Any, Any]] = {}
+    last_flags: dict[int, np.ndarray[Any, Any]] = {}
     while ahead := list(islice(batches, _BATCHES_AHEAD)):
         leaves, ordinals = (
             np.concatenate([column.to_numpy() for column in columns]) for columns in zip(*ahead, strict=True)
         )
         masked = np.zeros(len(leaves), np.bool_)
         rows_of_leaves = _rows_by_value(leaves)
-        unread = [rows[leaf] for leaf in rows_of_leaves if leaf in rows and leaf not in flags_of_last]
+        unread = [rows[leaf] for leaf in rows_of_leaves if leaf in rows and leaf not in last_flags]
         unread_flags = ((row[MANIFEST], _flags(row, blob)) for row, blob in _with_blobs(unread, reader))
-        for leaf, flags in chain([*flags_of_last.items()], unread_flags):
-            rows_of_leaf = rows_of_leaves.get(leaf, _NOWHERE)
+        for leaf, flags in chain([*last_flags.items()], unread_flags):
+            rows_of_leaf = rows_of_leaves.get(leaf, _NO_ROWS)
             masked[rows_of_leaf] = np.take(flags, ordinals[rows_of_leaf], mode="clip")
-            flags_of_last = {leaf: flags} if leaf in leaves[-1:] else flags_of_last
+            last_flags = {leaf: flags} if leaf in leaves[-1:] else last_flags
         yield from map(pa.array, np.split(masked, np.cumsum([len(column) for column, _ in ahead])[:-1]))
 
 
-_NOWHERE = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def _rows_by_value(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
@@ -213,7 +213,7 @@ def checked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader 
 
 
 def checked_ordinals_table(dvs: pa.Table, reader: RangeReader | None) -> pa.Table:
-    """Return what `checked_ordinals` does, read on the driver."""
+    """Return the rows of `checked_ordinals`, read on the driver."""
     return pa.Table.from_batches(_explode(reader, _checked_ordinals, dvs.to_batches()), CHECKED_SCHEMA)
 
 

@@ -32,7 +32,7 @@ class _Tables:
             return table
 
     def add(self, key: Hashable, table: pa.Table, most_bytes: int) -> None:
-        """Add a table, and drop others beyond a number of bytes."""
+        """Add a table, and drop the least recently used ones while all tables take more than `most_bytes`."""
         with self._lock:
             if key not in self._tables:
                 self._tables[key] = table
@@ -48,23 +48,23 @@ class EntryMemory:
     """The entries that plans of a reader have read. The process remembers the most recently used ones.
 
     Args:
-        most_bytes: how many bytes the entries of all readers have together.
+        most_bytes: the maximum size in bytes of the entries that all readers remember together.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
 
-    def of(self, place: Hashable, projection: EntryProjection, read: Callable[[EntryProjection], pa.Table]) -> pa.Table:
-        """Return the entries of a place, whatever the filter of a projection is.
+    def of(self, part: Hashable, projection: EntryProjection, read: Callable[[EntryProjection], pa.Table]) -> pa.Table:
+        """Return all entries of a manifest or a part of one, without applying the projection's filter.
 
         Args:
-            place: the manifest, or its part.
+            part: identifies the manifest or its part.
             projection: the columns to read.
-            read: reads the entries, unless they are in memory.
+            read: reads the entries if they are not in memory.
         """
-        every = replace(projection, entry_filter=None)
-        key = (self, every, place)
+        unfiltered = replace(projection, entry_filter=None)
+        key = (self, unfiltered, part)
         if (table := _tables.get(key)) is None:
-            table = read(every)
+            table = read(unfiltered)
             _tables.add(key, table, self._most_bytes)
         return table

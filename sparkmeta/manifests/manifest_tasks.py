@@ -40,7 +40,7 @@ from sparkmeta.storage.executors import ExecutorReader
 
 
 GROUP, REMOVED, LEFT_OUT = "group", "removed", "left_out"
-# A manifest with the ordinals of the entries that are removed, and of the ones that are left out.
+# A manifest, with the ordinals of the entries to remove and of the entries to leave out.
 _SOURCE = pa.struct([*PART_SCHEMA, *(pa.field(name, pa.binary()) for name in (REMOVED, LEFT_OUT))])
 # A manifest to write and the manifests that its entries come from.
 UNIT_SCHEMA = pa.schema(
@@ -114,9 +114,9 @@ class ExistingTasks:
         contents = pc.not_equal(entries.column("content_type"), int(ContentType.DATA)).cast(pa.int32())
         for content, spec_id in sorted(self.forms):
             is_in_form = pc.equal(entries.column("partition_spec_id"), spec_id)
-            of_form = entries.filter(pc.and_(is_in_form, pc.equal(contents, content)))
+            form_entries = entries.filter(pc.and_(is_in_form, pc.equal(contents, content)))
             form = self.forms[content, spec_id]
-            for batch in of_form.combine_chunks().to_batches():
+            for batch in form_entries.combine_chunks().to_batches():
                 for piece in manifest_pieces(pa.Table.from_batches([existing_entries(batch, form)]), form):
                     yield None, write_manifest(piece, form)
 
@@ -215,11 +215,11 @@ class TableTasks:
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[ManifestFormat, pa.Table]]:
         """Yield the encoded entries of each new manifest."""
-        of_spec: dict[int, list[pa.RecordBatch]] = {}
+        by_spec: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             for spec_id, files in self._live_files(batch):
-                of_spec.setdefault(spec_id, []).append(self._encoded(files, self.specs[spec_id]))
-        for spec_id, encoded in sorted(of_spec.items()):
+                by_spec.setdefault(spec_id, []).append(self._encoded(files, self.specs[spec_id]))
+        for spec_id, encoded in sorted(by_spec.items()):
             form = self.specs[spec_id].manifest_format
             for piece in manifest_pieces(pa.Table.from_batches(encoded).combine_chunks(), form):
                 yield form, piece

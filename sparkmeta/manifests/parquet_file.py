@@ -58,7 +58,7 @@ _DELTA = {"location": "DELTA_BYTE_ARRAY", "referenced_file": "DELTA_BYTE_ARRAY"}
 
 
 def _distinct(table: pa.Table) -> Iterator[str]:
-    """Yield the columns whose first values hardly repeat, for which a dictionary takes time and adds bytes."""
+    """Yield the columns whose first values hardly repeat, so that a dictionary would cost time and bytes."""
     rows = table.slice(0, _SAMPLE)
     for path, values in _flat((name, arrays.whole(rows.column(name))) for name in rows.column_names):
         countable = not pa.types.is_nested(values.type) and not pa.types.is_null(values.type)

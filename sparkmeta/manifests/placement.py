@@ -34,14 +34,14 @@ MOST_ENTRIES = 150_000
 """Maximum entries that the driver decodes."""
 
 MOST_WIDE_ENTRIES = 10_000
-"""Maximum entries that the driver decodes if Spark gets all of their columns, though a query may need only a few of
-them."""
+"""Maximum entries that the driver decodes if it passes all of their columns to Spark, although a query may need only a
+few."""
 
 MOST_REQUESTS = 64
 """Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""
 
 MOST_REQUESTS_UNSTARTED = 1_000
-"""The same if no session runs: in the time in which Spark starts, threads of the driver read several thousand files."""
+"""The same if no session runs: while Spark would start, threads of the driver read several thousand files."""
 
 
 class Placement(Enum):
@@ -115,11 +115,11 @@ def mapped_files(
 
     Args:
         rows: the rows. Tasks open the files of a DataFrame.
-        function: takes what opens files on the driver, or None in tasks, and returns a function that takes batches of
-            rows and yields batches of `schema`.
+        function: given the `Files` of the driver, or None in tasks, returns a function that takes batches of rows and
+            yields batches of `schema`.
         schema: the schema of the result.
         source: opens the files.
-        are_few: whether the driver opens the files of a table faster than tasks.
+        are_few: returns whether the driver opens the files of a table faster than tasks.
         runs: whether the driver passes consecutive rows to one call, because neighbours share work.
         tasks: returns the number of tasks; None leaves it to Spark.
     """

@@ -1,4 +1,4 @@
-"""Read entries of v1 to v3 manifests as bytes for a new manifest, which keeps or removes live ones.
+"""Read entries of v1 to v3 manifests as bytes, for a new manifest that keeps live entries or marks them as DELETED.
 
 A rewrite changes only the fields before an entry's data_file, and the first row id. The encoded data_file is copied if
 the writer's schema encodes it like the new manifest; missing fields at its end become null. Entries of other schemas
@@ -51,7 +51,7 @@ class RemovedEntries:
     snapshot_id: int
 
     def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return entries. The removed ones have the status and snapshot id of the removal in `version_info`."""
+        """Return the entries, with the status and snapshot id of the removal in the `version_info` of removed ones."""
         is_removed = pa.array(is_among(batch.column(ORDINAL), self.ordinals))
         info = batch.column("version_info")
         values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}

@@ -108,7 +108,7 @@ class ManifestReader:
     """Reads the entries of manifests, rows of `TableState.manifests`.
 
     Attributes:
-        sessions: where the session comes from when one is needed.
+        sessions: the source of the session, for when a session is needed.
         settings: the settings.
         access: opens manifests on the driver and in tasks.
         types: the table's types.
@@ -155,7 +155,7 @@ class ManifestReader:
         return self.placement(manifests)
 
     def driver_reads(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
-        """Return whether the driver reads manifests into a table: they fit, have few masks, and none must be cached."""
+        """Return whether the driver reads manifests into a table: they fit, have few masks, and no cache lacks one."""
         if not self.fits_driver(manifests, most_entries):
             return False
         if self.tree is not None and not few_masks(self._dvs_of(manifests), self.access):
@@ -175,7 +175,7 @@ class ManifestReader:
         return ManifestLoad.of(manifests, most_entries).fits_driver(self.settings.driver_manifest_bytes)
 
     def driver_decodes(self, manifests: pa.Table) -> bool:
-        """Return whether the driver may open manifests and can decode them; if not, only Spark can read one of them."""
+        """Return whether the driver may open manifests and can decode all of them, so that none needs Spark."""
         if self.access.driver is None:
             return False
         if self.access.alone or not len(manifests):
@@ -193,8 +193,8 @@ class ManifestReader:
     ) -> Relation:
         """Return the rows of `entries`, as a table if the driver reads the manifests.
 
-        It does so by default if `table_placement` says so, and else if `placement` does. A leaf that the manifest cache
-        lost in the meantime is left to tasks.
+        By default, `table_placement` decides where they are read. If the manifest cache has lost a leaf since then,
+        tasks read the manifests.
         """
         placement = placement or self.table_placement(manifests, projection)
         if placement is not Placement.DRIVER:
@@ -207,8 +207,8 @@ class ManifestReader:
     ) -> DataFrame:
         """Return the entries of manifests as a DataFrame of `projection.schema`, with inheritance applied.
 
-        These are all physical rows, DELETED ones included, that no deletion vector masks. The DataFrame is lazy except
-        for what the driver reads: everything by `Placement.DRIVER`, else only small deletion vectors.
+        These are all physical rows that no deletion vector masks, DELETED ones included. The DataFrame is lazy, except
+        that the driver reads everything at once for `Placement.DRIVER`, and small deletion vectors otherwise.
 
         Args:
             manifests: the manifests.
@@ -256,8 +256,8 @@ class ManifestReader:
         """Return the root's own files if they are among manifests, DELETED ones included."""
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
 
-        def read(every: EntryProjection) -> pa.Table:
-            return pa.Table.from_batches(self.root_batches(in_root, every), every.schema)
+        def read(unfiltered: EntryProjection) -> pa.Table:
+            return pa.Table.from_batches(self.root_batches(in_root, unfiltered), unfiltered.schema)
 
         if projection.entry_filter is None:
             return read(projection)
@@ -301,7 +301,7 @@ class ManifestReader:
     def map_physical(
         self, leaves: pa.Table, projection: EntryProjection, function: MapFunction, schema: pa.Schema
     ) -> list[DataFrame]:
-        """Apply a function to every entry of a tree's leaves, as `physical_frames` has them; see `map_entries`."""
+        """Apply a function to every entry of a tree's leaves, as `physical_frames` returns them; see `map_entries`."""
         if self.access.tasks is None:
             return [map_arrow(frame, function, schema) for frame in self.physical_frames(leaves, projection)]
         apply = partial(_apply, partial(self.decoder(Placement.TASKS).decode_parts, projection), function)
@@ -313,8 +313,8 @@ class ManifestReader:
         if self.tree is None:
             return parts
         dvs = self._dvs_of(manifests)
-        places = pc.index_in(parts.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
-        return parts.append_column(MASK, dvs.to_struct_array().combine_chunks().take(places.combine_chunks()))
+        dv_indices = pc.index_in(parts.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
+        return parts.append_column(MASK, dvs.to_struct_array().combine_chunks().take(dv_indices.combine_chunks()))
 
     def root_batches(self, manifests: pa.Table, projection: EntryProjection) -> list[pa.RecordBatch]:
         """Return the root's own files if they are among manifests, DELETED ones included."""
@@ -335,19 +335,19 @@ class ManifestReader:
         The projection has no metrics maps; see `stats_for_maps` and `with_metrics_maps`.
         """
         assert self.tree is not None
-        is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
-        by_spark = self._spark_opens(manifests.filter(is_ours), placement)
+        is_tree_leaf, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
+        by_spark = self._spark_opens(manifests.filter(is_tree_leaf), placement)
         if not by_spark or not self.types.spark_reads_stats(projection):
-            is_ours, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_ours, is_foreign)
-        leaves, decoded = manifests.filter(is_ours), manifests.filter(is_foreign)
-        listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
+            is_tree_leaf, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_tree_leaf, is_foreign)
+        leaves, decoded = manifests.filter(is_tree_leaf), manifests.filter(is_foreign)
+        listed = manifests.filter(pc.invert(pc.or_(is_tree_leaf, is_foreign)))
         frames = []
         if len(leaves):
             from sparkmeta.manifests.v4.spark import read_leaf_entries
 
             units, widened = whole_manifests(leaves), self.types.widened_decimals
-            places = self.types.locations
-            frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened, places))
+            locations = self.types.locations
+            frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened, locations))
         if len(decoded):
             frames.append(self._decoded(self.parts(decoded, projection), projection, placement))
         if len(listed):
@@ -360,7 +360,7 @@ class ManifestReader:
         return map_on_driver(self.parts(manifests, projection), decode, projection.schema)
 
     def _spark_opens(self, manifests: pa.Table, placement: Placement | None) -> bool:
-        """Return whether Spark's sources read manifests: unless tasks have to, or Spark can't open them."""
+        """Return whether Spark's sources read manifests. They don't if tasks have to, or if Spark can't open them."""
         if placement is Placement.TASKS:
             return False
         return not len(manifests) or self.access.spark_opens(manifests.column("location")[0].as_py())
@@ -391,8 +391,8 @@ class ManifestReader:
                 frames.append(self._decoded(uncached, projection, placement))
         if len(parquet):
             names = self.types.partition_names
-            units, places = whole_manifests(parquet), self.types.locations
-            frames.append(read_parquet_entries(self.spark, units, projection, names, places))
+            units, locations = whole_manifests(parquet), self.types.locations
+            frames.append(read_parquet_entries(self.spark, units, projection, names, locations))
         return frames
 
     def _leaf_frames(
@@ -489,8 +489,8 @@ class ManifestReader:
     def manifest_cache(self) -> ManifestCache | None:
         """The cache of decoded Avro manifests; None if the session has no folder for it.
 
-        Its leaves have the ids of partition fields in manifests. Therefore tables whose specs share ids are not cached.
-        Nor are encrypted tables, since leaves are not encrypted.
+        Its leaves identify partition fields by their ids in manifests, so tables whose specs share ids are not cached.
+        Encrypted tables are not cached either, since leaves are not encrypted.
         """
         if not self.settings.manifest_cache or self.types.partition_ids or self.encrypted:
             return None

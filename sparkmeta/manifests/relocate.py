@@ -106,10 +106,10 @@ class MetadataRelocation:
         paths = columns.paths_of([STATS_SOURCES[name] for name in BOUNDS])
         if len(paths) == len(BOUNDS):
             maps = [columns.values(paths[STATS_SOURCES[name]]) for name in BOUNDS]
-            items = [_items(of_map, DELETE_FILE_PATH_ID) for of_map in maps]
+            items = [_items(bound_map, DELETE_FILE_PATH_ID) for bound_map in maps]
             moved = relocated_bounds(items[0].values, items[1].values, self.relocation)
-            for name, of_map, item, values in zip(BOUNDS, maps, items, moved, strict=True):
-                columns.replace(paths[STATS_SOURCES[name]], _with_items(of_map, item, values))
+            for name, bound_map, item, values in zip(BOUNDS, maps, items, moved, strict=True):
+                columns.replace(paths[STATS_SOURCES[name]], _with_items(bound_map, item, values))
         if (stats := columns.stats_of_paths()) is not None:
             lower, upper = (columns.values(stats[name]) for name in BOUNDS)
             for name, values in zip(BOUNDS, relocated_bounds(lower, upper, self.relocation), strict=True):
@@ -195,32 +195,32 @@ _FILLERS = {pa.string().id: "", pa.int64().id: 0}
 
 
 class _Items(NamedTuple):
-    """The items of maps with a key.
+    """The items of maps with a given key.
 
     Attributes:
         rows: the row of each such item.
-        are_chosen: whether each item of all maps is one.
-        values: the value in each row; null for none.
+        is_chosen: whether each item of all maps has the key.
+        values: the value of the key in each row; null if the row's map lacks the key.
     """
 
     rows: np.ndarray[Any, Any]
-    are_chosen: pa.Array
+    is_chosen: pa.Array
     values: pa.Array
 
 
 def _items(maps: pa.MapArray, key: int) -> _Items:
     starts = maps.offsets.to_numpy()
-    are_chosen = pc.equal(maps.keys, key)
-    items = np.flatnonzero(are_chosen.to_numpy(zero_copy_only=False))
+    is_chosen = pc.equal(maps.keys, key)
+    items = np.flatnonzero(is_chosen.to_numpy(zero_copy_only=False))
     rows = np.searchsorted(starts, items, side="right") - 1
-    places = np.full(len(maps), -1, np.int64)
-    places[rows] = items
-    return _Items(rows, are_chosen, maps.items.take(pa.array(places, mask=places < 0)))
+    indices = np.full(len(maps), -1, np.int64)
+    indices[rows] = items
+    return _Items(rows, is_chosen, maps.items.take(pa.array(indices, mask=indices < 0)))
 
 
 def _with_items(maps: pa.MapArray, items: _Items, values: pa.Array) -> pa.MapArray:
-    """Return maps with other values of the items, given for each row."""
-    changed = pc.replace_with_mask(maps.items, items.are_chosen, values.take(pa.array(items.rows)))
+    """Replace the values of the items in maps. `values` has a value for each row."""
+    changed = pc.replace_with_mask(maps.items, items.is_chosen, values.take(pa.array(items.rows)))
     kind = maps.type
     pairs = pa.StructArray.from_arrays([maps.keys, changed], fields=[kind.key_field, kind.item_field])
     validity, offsets = maps.buffers()[:2]

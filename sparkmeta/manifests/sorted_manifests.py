@@ -55,7 +55,7 @@ def combined(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def packed(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Pack neighbours into lists of at most a total size, or of one item."""
+    """Pack neighbours into lists of at most a total size. A larger item gets a list of its own."""
     pack: list[T] = []
     total = 0
     for item in items:
@@ -339,7 +339,7 @@ def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: in
 
 
 def existing_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
-    """Return live entries as EXISTING ones with their numbers, and the column `entry`; see `added_entries`."""
+    """Return live entries as EXISTING entries that keep their numbers, with the column `entry`; see `added_entries`."""
     status = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), len(entries))
     return _with_entry(with_version_info(entries, status=status), form)
 

@@ -44,11 +44,11 @@ _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
 
 
 class ColumnFunction(NamedTuple):
-    """The function of a column.
+    """A function that is applied to a column.
 
     Attributes:
-        source_id: the column.
-        function: its function.
+        source_id: the id of the column.
+        function: the function.
         field: a field of the function's values, with the id of the expression.
     """
 
@@ -57,7 +57,7 @@ class ColumnFunction(NamedTuple):
     field: NestedField
 
 
-# Metadata may hold its types, so comparing them would not end.
+# Metadata may refer to its types, so a comparison by value would not end.
 @dataclass(frozen=True, eq=False)
 class TableTypes:
     """The types of columns, partition values and stats in a snapshot's manifests.
@@ -103,8 +103,8 @@ class TableTypes:
     def typing_schema(self) -> Schema:
         """The schema that types values in manifests.
 
-        This is the table's schema, which has every type promotion. It is the snapshot's if the table's schema reuses
-        the id of a column for another type, as a replaced table may, and the metadata has it.
+        This is the table's schema, which includes every type promotion. If the table's schema reuses a column id for
+        another type, as after a replacement of the table, it is the snapshot's schema if the metadata contains it.
         """
         current = self.metadata.schema()
         named = self._named_schema or current
@@ -117,7 +117,7 @@ class TableTypes:
 
     @cached_property
     def fields(self) -> Mapping[int, NestedField]:
-        """Every column that any schema of the table has had, by field id; `typing_schema` takes precedence."""
+        """Every column of any schema of the table, by field id; `typing_schema` takes precedence."""
         fields: dict[int, NestedField] = {}
         schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
         for schema in [*schemas, self.typing_schema]:
@@ -126,7 +126,7 @@ class TableTypes:
 
     @cached_property
     def functions(self) -> dict[int, ColumnFunction]:
-        """Id of an expression -> the function of a column that the expression has statistics of."""
+        """Expression id -> the column and function whose values the expression's statistics describe."""
         functions: dict[int, ColumnFunction] = {}
         for expression in self._expressions:
             function = expression.function
@@ -139,7 +139,7 @@ class TableTypes:
 
     @cached_property
     def expressions(self) -> dict[tuple[int, str], int]:
-        """(Id of a column, its function) -> id of the expression that has statistics of the values."""
+        """(Column id, function) -> id of the expression whose statistics describe the function's values."""
         return {(each.source_id, str(each.function)): expr_id for expr_id, each in self.functions.items()}
 
     @cached_property
@@ -172,7 +172,7 @@ class TableTypes:
 
     @cached_property
     def has_all_schemas(self) -> bool:
-        """Whether the metadata has every schema that files may have been written with.
+        """Whether the metadata contains every schema that files may have been written with.
 
         A gap in the ids of schemas or columns shows that schemas were removed. If the newest schema was removed and
         had no new column, there is no gap.
@@ -198,7 +198,7 @@ class TableTypes:
         return frozenset(widened)
 
     def always_required(self, field_id: int) -> bool:
-        """Return whether every schema that has a column requires it, so that no file holds a null.
+        """Return whether every schema that contains a column requires it, so that no file contains a null.
 
         False for nested columns, since a required field of a null struct is null.
         """
@@ -423,7 +423,7 @@ class TableTypes:
 
         Args:
             columns: top-level fields of the content entry.
-            stats: ids of the columns to read stats of.
+            stats: ids of the columns whose stats are read.
         """
         types = {field_id: self.field_type(field_id) for field_id in stats}
         return EntryProjection.of(columns, self.partition_fields, types, self.spec_tuples)

@@ -40,13 +40,13 @@ _DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
     """Return whether all live deletes are deletion vectors that name their data file.
 
-    In trees, all deletes are deletion vectors, except equality deletes. Otherwise the entries are read; the driver
-    reads few manifests.
+    A tree that was not upgraded contains no position delete files, so the result is True without reading entries, even
+    if there are equality deletes. Otherwise, the entries are read: few manifests on the driver, many by a job.
 
     Args:
         state: the table.
         manifests: its delete manifests.
-        by_job: whether to read many manifests by a job. If not, the result is False for many manifests.
+        by_job: whether a job may read manifests that are too many for the driver. If not, the result for them is False.
     """
     if state.tree is not None and not state.tree.is_upgraded:
         return True
@@ -62,7 +62,7 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
-    """Return the projection of deletion vectors, with a filter for those that may be needed."""
+    """Return the projection of deletion vectors, filtered by their partition tuples."""
     columns = (*DV_COLUMNS, *scan_filter.state.key_columns)
     return replace(scan_filter.state.projection(columns), entry_filter=tuple_filter(scan_filter))
 
@@ -71,7 +71,8 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
     """Return the projection of deletes that are joined.
 
     Args:
-        equality_ids: the columns that equality deletes compare.
+        scan_filter: the scan's filter.
+        equality_ids: the ids of the columns that equality deletes compare.
     """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
     needed = tuple_filter(scan_filter) if scan_filter.reads_all_rows else scan_filter.entry_filter
@@ -85,10 +86,12 @@ def all_dvs(entries: pa.Table) -> bool:
 
 
 def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
-    """Return the columns that equality deletes compare. Runs a job unless the summary counts no equality deletes.
+    """Return the ids of the columns that equality deletes compare.
+
+    If the driver does not read the manifests, this runs a job, unless the summary counts no equality deletes.
 
     Raises:
-        ValidationError: no schema of the table has had a column with an id.
+        ValidationError: an id belongs to no column of any of the table's schemas.
     """
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))
@@ -105,7 +108,7 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
 
 
 # -- The choice -------------------------------------------------------------------------------------------------------
-# `costs` has the limits for matching, and `manifests.placement` the limits for where manifests are read.
+# `costs` contains the limits for matching, `manifests.placement` the limits for where manifests are read.
 
 
 Matching = Literal["join", "colocated"]
@@ -181,8 +184,8 @@ class Reading:
         """Why they are read there, in words."""
         where = "by format" if self.placement is None else self.placement.value
         entries = "an unknown number of" if self.load.entries is None else f"{self.load.entries:,}"
-        few = "few enough" if self.placement is Placement.DRIVER else "not for the driver"
-        return f"{where}: {entries} entries in {self.load.size_in_bytes:,} bytes are {few}"
+        verdict = "few enough" if self.placement is Placement.DRIVER else "not for the driver"
+        return f"{where}: {entries} entries in {self.load.size_in_bytes:,} bytes are {verdict}"
 
 
 @dataclass(frozen=True)
@@ -256,13 +259,14 @@ class Choice:
 
 
 def result_of(rows: Relation) -> ScanResult | None:
-    """Return the sums over planned files that the driver holds, with `deletes`; None for a DataFrame."""
+    """Sum the planned files and their `deletes` if the rows are an Arrow table; return None for a DataFrame."""
     if not isinstance(rows, pa.Table):
         return None
     deletes = pa.Table.from_struct_array(whole(rows.column(DELETES)).flatten())
     sizes = pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes"))
-    of_data, of_deletes = (pc.sum(column, min_count=0).as_py() for column in (rows.column("file_size_in_bytes"), sizes))
-    return ScanResult(len(rows), of_data, len(deletes), of_deletes)
+    data_sizes = rows.column("file_size_in_bytes")
+    data_bytes, delete_bytes = (pc.sum(column, min_count=0).as_py() for column in (data_sizes, sizes))
+    return ScanResult(len(rows), data_bytes, len(deletes), delete_bytes)
 
 
 class Readings(NamedTuple):
@@ -279,22 +283,22 @@ class Readings(NamedTuple):
 
 def readings(pruned: PrunedManifests) -> Readings:
     """Return where the manifests of a scan are read on their own."""
-    of_data = _reading(pruned, pruned.data, data_projection(pruned.filter))
-    return Readings(of_data, _reading(pruned, pruned.deletes, delete_projection(pruned.filter)))
+    data = _reading(pruned, pruned.data, data_projection(pruned.filter))
+    return Readings(data, _reading(pruned, pruned.deletes, delete_projection(pruned.filter)))
 
 
-def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Choice:
+def choose(pruned: PrunedManifests, known_readings: Readings | None = None) -> Choice:
     """Choose where the manifests of a scan are read and how deletes are matched.
 
-    Opens delete manifests only if the choice depends on their kind, as it does for format version 3. The driver opens
-    them if they are few, otherwise one job does.
+    This opens delete manifests only if the choice depends on their kind, as it does for format version 3. The driver
+    opens few manifests itself; one job opens more.
 
     Args:
         pruned: the manifests.
-        on_their_own: the result of `readings`, if it is known.
+        known_readings: the result of `readings`, if it is known.
     """
     started = time.perf_counter()
-    known = readings(pruned) if on_their_own is None else on_their_own
+    separate = readings(pruned) if known_readings is None else known_readings
     figures, pairs, dvs = _counts(pruned), None, None
     while (verdict := matching(figures)) is None:
         if not figures.is_tree and figures.only_dvs is None:
@@ -316,7 +320,7 @@ def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Cho
     count = live_count(deletes)
     broadcast = count is not None and count <= costs.COSTS.broadcast_deletes
     driver_groups = _driver_groups(pruned, deletes)
-    delete_reading = known.deletes
+    delete_reading = separate.deletes
     if deletes is not pruned.deletes:
         delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
     return Choice(
@@ -324,7 +328,7 @@ def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Cho
         figures=figures,
         verdict=verdict,
         data=data,
-        data_reading=_data_reading(pruned, data, count, known.data),
+        data_reading=_data_reading(pruned, data, count, separate.data),
         deletes=deletes,
         delete_reading=replace(delete_reading, placement=Placement.DRIVER) if driver_groups else delete_reading,
         driver_groups=driver_groups,
@@ -352,8 +356,8 @@ def _by_affinity(figures: Figures) -> Verdict | None:
         return Verdict("join", "no delete leaf is affiliated to a data leaf that the scan opens")
     dvs, limits = figures.paired_deletes or 0, costs.COSTS
     allowed = limits.few_entries + limits.entries_per_dv * dvs
-    many = figures.paired_entries is None or figures.paired_entries > allowed
-    if figures.planning == "auto" and dvs <= limits.broadcast_deletes and many:
+    exceeds_allowed = figures.paired_entries is None or figures.paired_entries > allowed
+    if figures.planning == "auto" and dvs <= limits.broadcast_deletes and exceeds_allowed:
         return Verdict("join", f"{dvs:,} deletion vectors are few enough to be broadcast")
     where = f"{figures.pairs:,} delete leaves affiliated to data leaves"
     return Verdict("colocated", f"{dvs:,} deletion vectors are in {where}")
@@ -398,7 +402,7 @@ def _reading(
 
 
 def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None, known: Reading) -> Reading:
-    """Return where data manifests are read on their own, whose files are joined with a number of deletes.
+    """Return where to read data manifests on their own, given the number of deletes that their files are joined with.
 
     Args:
         pruned: the manifests of the scan.
@@ -408,16 +412,16 @@ def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None, 
     """
     drops_most = pruned.filter.entry_filter.stats.tests
     if not drops_most and deletes and (live_count(data) or 0) * deletes > costs.COSTS.driver_pairs:
-        # Spark joins that many pairs. A join is slower if the driver passes the data files to it.
+        # Spark joins this many pairs, and its join is slower if the driver hands it the data files.
         return _reading(pruned, data, data_projection(pruned.filter), MOST_WIDE_ENTRIES)
     return known if data is pruned.data else _reading(pruned, data, data_projection(pruned.filter))
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
     """Return where co-planned manifests are read. `driver` tells whether the driver has read the deletes."""
-    state, both = pruned.filter.state, pa.concat_tables([data, deletes])
-    on_driver = driver or (state.tree is not None and state.reader.fits_driver(both))
-    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, both)
+    state, manifests = pruned.filter.state, pa.concat_tables([data, deletes])
+    on_driver = driver or (state.tree is not None and state.reader.fits_driver(manifests))
+    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, manifests)
 
 
 def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
@@ -444,7 +448,7 @@ def _counts(pruned: PrunedManifests) -> Figures:
 
 
 def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.Table | None]:
-    """Look up the kinds of deletes. If all manifests are few, the driver reads all deletes."""
+    """Look up the kinds of deletes. If the scan opens few manifests, the driver reads all deletes."""
     dvs = _read_by_driver(pruned)
     if dvs is None:
         only = only_dvs(pruned.filter.state, pruned.deletes, by_job=True)
@@ -454,8 +458,8 @@ def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.
 
 def _read_by_driver(pruned: PrunedManifests) -> pa.Table | None:
     reader, projection = pruned.filter.state.reader, data_projection(pruned.filter)
-    both = pa.concat_tables([pruned.data, pruned.deletes])
-    if pruned.filter.state.metadata.format_version < 3 or not reader.fits_driver(both):
+    manifests = pa.concat_tables([pruned.data, pruned.deletes])
+    if pruned.filter.state.metadata.format_version < 3 or not reader.fits_driver(manifests):
         return None
     if reader.manifest_cache is not None and reader.driver_parts(pruned.data, projection) is None:
         return None

@@ -48,8 +48,8 @@ DV_OF_ENTRY = pa.schema(
     ]
 )
 DV_KEY = pa.field("dv_key_metadata", pa.binary())
-"""Its key metadata, if the table is encrypted."""
-# Columns of every entry that a task reads.
+"""The key metadata of the deletion vector, if the table is encrypted."""
+# Columns that are never null in the output, although the types of entries allow nulls.
 _ENTRY_ID = (MANIFEST, ORDINAL)
 # The fields of `version_info` that plans need.
 _VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
@@ -59,9 +59,9 @@ _MANIFEST_TYPE = pa.struct(
 # A data manifest, or part of one, and its delete manifests.
 UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
 
-# Entries of an Avro manifest that are joined with DVs at a time. Each join builds a hash table of all DVs.
+# The number of entries of an Avro manifest to join with DVs at a time. Each join builds a hash table of all DVs.
 _JOINED_AT_ONCE = 1 << 16
-# Data leaves whose masks are read together, with the masks of their delete leaves.
+# The number of data leaves whose masks are read together, along with the masks of their delete leaves.
 _MASKED_AT_ONCE = 64
 
 
@@ -96,7 +96,7 @@ def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[
         units = batch.to_pylist()
         for start in range(0, len(units), _MASKED_AT_ONCE):
             for unit in _with_masks(units[start : start + _MASKED_AT_ONCE], task):
-                yield from _join_of(unit)(task, unit["data"], partial(held.of, unit["deletes"]))
+                yield from _join_function(unit)(task, unit["data"], partial(held.of, unit["deletes"]))
 
 
 def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,7 +115,8 @@ def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[d
     return units
 
 
-def _join_of(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]:
+def _join_function(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]:
+    """Return the function that joins the data manifest of a unit with its DVs."""
     data, deletes = unit["data"], unit["deletes"]
     if not _is_leaf(data):
         return _join_part
@@ -124,29 +125,29 @@ def _join_of(unit: Mapping[str, Any]) -> Callable[..., Iterator[pa.RecordBatch]]
 
 
 def _join_inside(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Join a leaf with the DVs in its entries, which are loaded only if the leaf has entries left."""
+    """Join a leaf with the DVs in its entries, which are loaded only if any live entries match."""
     data = _live(task.decoder.table(leaf, task.data), leaf, task.data)
     if len(data):
         dvs = load()
-        places = pc.index_in(_array(data, ORDINAL), _array(dvs, ORDINAL))
-        yield from _with_dvs(task, data, dvs, places).to_batches()
+        dv_indices = pc.index_in(_array(data, ORDINAL), _array(dvs, ORDINAL))
+        yield from _with_dvs(task, data, dvs, dv_indices).to_batches()
 
 
 def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     # Each DV must have its file, whether or not the file passes the filter.
-    every = replace(task.data, entry_filter=None)
-    data, dvs = task.decoder.table(leaf, every), load()
-    places = _places(data, dvs)
-    # If every DV is found, each has its own data file.
-    if pc.count_distinct(places).as_py() < len(dvs):
+    unfiltered = replace(task.data, entry_filter=None)
+    data, dvs = task.decoder.table(leaf, unfiltered), load()
+    dv_indices = _dv_indices(data, dvs)
+    # If every DV matches an entry, no two DVs share a data file, and no data file is unknown.
+    if pc.count_distinct(dv_indices).as_py() < len(dvs):
         one_dv_a_file(dvs)
         _refuse_unknown_files(data, dvs)
-    live = _live(_with_dvs(task, data, dvs, places), leaf, every)
+    live = _live(_with_dvs(task, data, dvs, dv_indices), leaf, unfiltered)
     yield from matching_rows(live, task.data).to_batches()
 
 
 def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Join a part with its DVs, which are loaded only if the part has entries left."""
+    """Join a part with its DVs, which are loaded only if any entries match."""
     pending: list[pa.RecordBatch] = []
     for batch in task.decoder.entries(part, task.data):
         if len(batch):
@@ -160,21 +161,21 @@ def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.
 
 def _joined(task: CoplanTask, batches: Iterable[pa.RecordBatch], dvs: pa.Table) -> Iterator[pa.RecordBatch]:
     data = pa.Table.from_batches(batches, task.data.schema).combine_chunks()
-    yield from _with_dvs(task, data, dvs, _places(data, dvs)).to_batches()
+    yield from _with_dvs(task, data, dvs, _dv_indices(data, dvs)).to_batches()
 
 
-def _places(data: pa.Table, dvs: pa.Table) -> pa.Array:
+def _dv_indices(data: pa.Table, dvs: pa.Table) -> pa.Array:
     """Return the index of each data entry's DV; null if the entry has none."""
     return pc.index_in(_array(data, "location"), _array(dvs, "referenced_file"))
 
 
-def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array) -> pa.Table:
-    _check(data, dvs, places)
+def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, dv_indices: pa.Array) -> pa.Table:
+    _check(data, dvs, dv_indices)
     info = _array(data, "version_info")
     version = pa.StructArray.from_arrays([info.field(field.name) for field in _VERSION], fields=_VERSION)
     columns = [version if name == "version_info" else data.column(name) for name in data.column_names]
     bitmap = _array(dvs, "deletion_vector")
-    of_dvs = [
+    dv_values = [
         _array(dvs, "location"),
         _array(dvs, "file_size_in_bytes"),
         bitmap.field("offset"),
@@ -184,16 +185,16 @@ def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array)
         _array(dvs, MANIFEST),
         _array(dvs, ORDINAL),
     ]
-    for field, values in zip(DV_OF_ENTRY, of_dvs, strict=True):
-        taken = values.take(places)
-        columns.append(taken if field.nullable else pc.fill_null(taken, 0))
+    for field, values in zip(DV_OF_ENTRY, dv_values, strict=True):
+        matched = values.take(dv_indices)
+        columns.append(matched if field.nullable else pc.fill_null(matched, 0))
     if KEY_METADATA in task.deletes.columns:
-        columns.append(_array(dvs, KEY_METADATA).take(places))
+        columns.append(_array(dvs, KEY_METADATA).take(dv_indices))
     return pa.Table.from_arrays(columns, schema=task.schema)
 
 
 class HeldDvs:
-    """The live DVs of the delete manifests of a task's current unit. Manifests shared with the next unit are kept."""
+    """The live DVs in the delete manifests of a task's current unit. The next unit reuses manifests that both share."""
 
     def __init__(self, task: CoplanTask) -> None:
         self._task = task
@@ -228,7 +229,7 @@ def _is_leaf(manifest: Mapping[str, Any]) -> bool:
 
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
-    """Drop DELETED and masked entries of a leaf that were read for a projection."""
+    """Return the entries of a leaf, read for a projection, that are neither DELETED nor masked."""
     mask, some = leaf.get("mask"), leaf["file_format"] == VECTORS or projection.entry_filter is not None
     unmasked = entries if mask is None else unmasked_entries(entries, mask, some=some)
     return kept_rows(unmasked, is_live(unmasked))
@@ -258,21 +259,21 @@ def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
     UNKNOWN_FILE.refuse(broken, lambda row: (targets[row], dvs.column("location")[row]))
 
 
-def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
+def _check(data: pa.Table, dvs: pa.Table, dv_indices: pa.Array) -> None:
     """Raise ValidationError if a live data entry and its DV contradict each other."""
-    if places.null_count == len(places):
+    if dv_indices.null_count == len(dv_indices):
         return
-    matched = pc.and_(places.is_valid(), whole(is_live(data)))
-    of_dvs = {name: values.take(places) for name, values in _compared(dvs).items()}
-    sides = {"data": _compared(data), "dv": of_dvs | {"is_dv": matched}}
-    pairs = pa.table({f"{side}_{name}": values for side, of_side in sides.items() for name, values in of_side.items()})
-    of_data, of_dv = ({name: sql.col(f"{side}_{name}") for name in of_side} for side, of_side in sides.items())
+    matched = pc.and_(dv_indices.is_valid(), whole(is_live(data)))
+    dv_of_entry = {name: values.take(dv_indices) for name, values in _compared(dvs).items()}
+    sides = {"data": _compared(data), "dv": dv_of_entry | {"is_dv": matched}}
+    pairs = pa.table({f"{side}_{name}": values for side, columns in sides.items() for name, values in columns.items()})
+    data_sql, dv_sql = ({name: sql.col(f"{side}_{name}") for name in columns} for side, columns in sides.items())
 
     def locations(row: int) -> tuple[Any, ...]:
-        return data.column("location")[row], dvs.column("location")[places[row].as_py()]
+        return data.column("location")[row], dvs.column("location")[dv_indices[row].as_py()]
 
     for rule in (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE):
-        rule.refuse(pc.and_kleene(matched, evaluate.values(pairs, rule.broken(of_data, of_dv))), locations)
+        rule.refuse(pc.and_kleene(matched, evaluate.values(pairs, rule.broken(data_sql, dv_sql))), locations)
 
 
 def _compared(entries: pa.Table) -> dict[str, pa.Array]:

@@ -14,12 +14,12 @@ class Costs:
     Attributes:
         broadcast_deletes: maximum delete files in groups that are broadcast; more are joined by hash.
         driver_deletes: maximum delete files that the driver reads and groups.
-        driver_pairs: maximum total deletes, counted once per data file that gets a copy of them, for which the driver
-            joins the data files and deletes that it has read. A copy takes 200 bytes and more. For half a million, a
-            DataFrame takes as long with a join by Spark; `arrow` results are still many times faster.
-        few_entries: maximum data entries of a tree that are co-planned with DVs small enough to broadcast, plus
-            `entries_per_dv` for each DV. A task is slower per entry than Spark's reader; a join is slower per DV and
-            has a fixed cost.
+        driver_pairs: maximum pairs of a data file and a delete for which the driver joins the data files and deletes
+            that it has read. Each pair holds a copy of the delete, of 200 bytes or more. At half a million pairs, a
+            join by Spark is as fast for a DataFrame; for `arrow` results, the driver is still many times faster.
+        few_entries: maximum data entries of a tree that are co-planned although their DVs are few enough to broadcast;
+            `entries_per_dv` is added for each DV. A task is slower per entry than Spark's reader; a join is slower per
+            DV and has a fixed cost.
         entries_per_dv: see `few_entries`.
         held_dvs: maximum DVs that a task may hold with the data manifest that it reads.
         decoded_times: how often each DV may be decoded on average, with an allowance of `held_dvs` in total.

@@ -1,7 +1,7 @@
 """The columns of files and entries that metadata tables and changes of files show.
 
-Rows are content entries with Iceberg's column names. A `Selection` has both the projection with which manifests are
-read and the columns that are made from it, so that only selected columns are read.
+Rows are content entries with Iceberg's column names. A `Selection` provides the projection to read manifests with and
+the columns to derive from it, so that only selected columns are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 READABLE_METRICS = "readable_metrics"
 SOURCE = "column_sizes"
-"""The column that is read in addition to content_stats of the leaf columns."""
+"""The column that `readable_metrics` needs in addition to the `content_stats` of the leaf columns."""
 
 _COUNTS = ("column_size", "value_count", "null_value_count", "nan_value_count")
 _BOUNDS = ("lower_bound", "upper_bound")
@@ -83,12 +83,12 @@ def metrics_type(leaves: Mapping[str, NestedField]) -> StructType:
     metrics = StructType()
     for name, field in leaves.items():
         kind = spark_type(field.field_type)
-        of_column = StructType()
+        column_metrics = StructType()
         for count in _COUNTS:
-            of_column.add(count, LongType())
+            column_metrics.add(count, LongType())
         for bound in _BOUNDS:
-            of_column.add(bound, kind)
-        metrics.add(name, of_column)
+            column_metrics.add(bound, kind)
+        metrics.add(name, column_metrics)
     return metrics
 
 
@@ -238,7 +238,7 @@ def _selection(
 
 
 def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
-    """Return names of columns, with structs replaced by their fields."""
+    """Check names of columns, and replace each name of a struct by the names of its fields."""
     NAMES.check("columns", columns)
     selected: set[str] = set()
     for column in columns:

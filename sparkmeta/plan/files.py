@@ -16,7 +16,7 @@ What runs when:
   if all of them are deletion vectors. To find out, the driver reads the delete manifests if these and the data
   manifests are small (the setting `driver-manifest-bytes`); otherwise a job does. A V4 root has this information.
 - `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once, to Arrow. If
-  it has decoded all data files and all deletes to be joined, it matches them too, and makes the DataFrame of the
+  it has decoded all data files and all deletes to be joined, it matches them too, and builds the DataFrame from the
   result. If it has decoded only the deletes, a query over these local rows computes their keys, and the driver groups
   them. Before other deletes are joined, up to two jobs inspect them. The first collects the columns that equality
   deletes compare, unless the snapshot's summary counts no equality deletes. If there are none, the second checks
@@ -95,16 +95,15 @@ def plan_files(choice: Choice) -> DataFrame:
 
     Columns: file_path, file_format, spec_id, partition (if the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, key_metadata (if the table is encrypted, as in the
-    elements of deletes), manifest_path, manifest_pos, deletes (the order of
-    Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; each by ascending
-    sequence number), residual (Iceberg's expression JSON).
+    elements of deletes), manifest_path, manifest_pos, deletes (in the order of Iceberg's DeleteFileIndex: global
+    equality, partition equality, then DV or position deletes; each by ascending sequence number), residual (Iceberg's
+    expression JSON).
 
-    The DataFrame fails when it runs, or this call if the driver reads the manifests, if the deletes contradict each
-    other or their data files (`plan.deletes.rules`).
-    Deletes in pruned manifests are not checked.
+    Deletes must not contradict each other or their data files (`plan.deletes.rules`). If they do, the DataFrame fails
+    when it runs; if the driver decodes the manifests, this call fails. Deletes in pruned manifests are not checked.
 
     Raises:
-        ValidationError: manifests that the driver decodes have such a contradiction.
+        ValidationError: manifests that the driver decodes contain such a contradiction.
     """
     started = time.perf_counter()
     rows = planned_rows(matched := match_deletes(read_entries(choice)))
@@ -130,7 +129,7 @@ def planned_files(choice: Choice, *extra: Aliased) -> Relation:
 
     Args:
         choice: how the scan's manifests are read and their deletes matched.
-        extra: further columns of the data entry to append, which are texts.
+        extra: further text columns of the data entry, to append.
 
     Raises:
         ValidationError: as `plan_files`.
@@ -162,7 +161,7 @@ def planned_rows(matched: MatchedEntries, *extra: Aliased, texts: SharedTexts | 
     Args:
         matched: the entries.
         extra: further columns to append.
-        texts: collects long texts; by default those that would take much memory in the rows.
+        texts: collects long texts; by default only texts that would take much memory in the rows.
     """
     pruned = matched.choice.pruned
     texts = texts or SharedTexts.of(matched.rows)

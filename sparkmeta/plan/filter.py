@@ -75,9 +75,9 @@ def no_deletes(encrypted: bool) -> Sql:
 
 
 _LONG_TEXTS = "long_texts"
-# Number of characters from which a text is worth a join.
+# The length in characters from which a text is worth a join.
 _LONG = 10_000
-# Number of characters that copies of a text may have in total.
+# The maximum total length in characters of the copies of a text.
 _COPIES = 1 << 20
 
 
@@ -126,7 +126,7 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
 
 
 def public_delete(delete: Sql, manifests: pa.Table, *, encrypted: bool) -> Sql:
-    """Return a delete of a group in the form of plans, of `deletes_type`. `manifests` list the deletes."""
+    """Convert a delete of a group to an element of `deletes_type`. `manifests` are the delete manifests."""
     return sql.struct(
         delete["content_type"].alias("content"),
         delete["location"].alias("file_path"),
@@ -145,7 +145,7 @@ def public_delete(delete: Sql, manifests: pa.Table, *, encrypted: bool) -> Sql:
 
 
 def shown_deletes(deletes: Sql) -> Aliased:
-    """Return the column of plans with deletes, an array of `deletes_type`. A cast would copy each delete."""
+    """Name an array of `deletes_type` as the column of plans, without a cast, which would copy each delete."""
     return deletes.alias(DELETES)
 
 
@@ -165,7 +165,7 @@ class SharedTexts:
 
     @classmethod
     def of(cls, rows: Relation, literal_length: int | None = None) -> SharedTexts:
-        """Return the texts of rows.
+        """Return a collector for the constant texts of rows.
 
         Args:
             rows: the rows.
@@ -185,7 +185,7 @@ class SharedTexts:
         return sql.call("get", sql.col(_LONG_TEXTS), self._texts.index(text))
 
     def joined_to(self, rows: Relation, state: TableState) -> Relation:
-        """Add the long texts to rows in one more column, by Spark."""
+        """Add the long texts to rows as a further column, by a cross join in Spark."""
         if not self._texts:
             return rows
         texts = pa.table({_LONG_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
@@ -441,7 +441,7 @@ def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.l
 
 
 def by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
-    """Return a predicate on partitions that is built per spec. Specs that the filter does not constrain are kept."""
+    """Return a predicate on partitions, built per spec. It is true for specs that the filter does not constrain."""
     filters = scan_filter.partition_filters
     spec = sql.col("partition_spec_id")
     untested = [spec == spec_id for spec_id, tested in filters.items() if isinstance(tested, AlwaysTrue)]

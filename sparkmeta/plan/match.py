@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 # -- Co-planning: one task reads data and delete manifests ------------------------------------------------------------
 # No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). A tree's data
-# leaf has the delete manifests that are affiliated with it; an Avro manifest has the delete manifests of the same
-# partitions.
+# leaf is paired with the delete manifests that are affiliated with it; an Avro manifest is paired with the delete
+# manifests of the same partitions.
 
 
 def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> Relation:
     """Read the live entries of data manifests, each with its deletion vector from the paired delete manifests.
 
-    They have the columns of `data`, and the columns that `with_dv` converts to a delete. A DataFrame fails when it runs
-    (a table at once) if entries violate one of the `rules` or a manifest is damaged.
+    The result contains the columns of `data`, and the columns that `with_dv` converts to a delete. If entries violate
+    one of the `rules` or a manifest is damaged, a DataFrame fails when it runs, and this call fails for a table.
 
     A DV does not apply if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning). Such
     a DV is not checked. DVs paired with a data manifest that has no file for the filter are not checked either.
@@ -94,7 +94,7 @@ def _joining(
 
 
 def with_dv(joined: Sql, deletes: pa.Table, *, encrypted: bool) -> Sql:
-    """Return the deletes of a data entry: the joined ones, and the DV from `coplanned_entries`.
+    """Return the deletes of a data entry: the joined deletes, and the DV from `coplanned_entries`.
 
     Args:
         joined: deletes from other delete manifests, of `deletes_type`.
@@ -175,7 +175,7 @@ class ScanEntries:
 
 
 def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
-    """Read the entries of a scan. The driver reads few manifests at once; others are read when Spark runs the plan.
+    """Read the entries of a scan: few manifests at once on the driver, others when Spark runs the plan.
 
     Args:
         choice: how they are read.

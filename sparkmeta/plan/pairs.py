@@ -45,7 +45,7 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
 def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
     """Remove unaffiliated delete leaves that have no partition in common with `data`.
 
-    Deletes of unpartitioned specs may be global, and are all kept.
+    All deletes of unpartitioned specs stay, since they may be global.
     """
     if state.tree is None or not len(deletes):
         return deletes
@@ -54,9 +54,9 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     )
     opened = pc.is_in(targets.combine_chunks(), locations.combine_chunks(), skip_nulls=True)
     partitioned = [spec_id for spec_id, sources in state.types.tuple_sources.items() if sources]
-    of_spec = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
+    is_partitioned = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
     is_leaf = pc.not_equal(deletes.column("file_format").combine_chunks(), IN_ROOT)
-    tested = pc.and_(pc.and_(is_leaf, of_spec), pc.invert(opened))
+    tested = pc.and_(pc.and_(is_leaf, is_partitioned), pc.invert(opened))
     candidates, columns = deletes.filter(tested), ["content_type", "partition_spec_id", CONTENT_STATS]
     in_leaves = pc.not_equal(data.column("file_format"), IN_ROOT)
     rows = [data.filter(in_leaves).select(columns)]
@@ -65,8 +65,8 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     files = pa.concat_tables(rows)
     if not len(candidates) or len(files) * len(candidates) > costs.COSTS.compared_pairs:
         return deletes
-    met = leaf_overlaps(files, candidates, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
-    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
+    matches = leaf_overlaps(files, candidates, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
+    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(matches)).combine_chunks())
     return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 
 
@@ -131,9 +131,9 @@ def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
 def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
     """Pair the manifests of a manifest list whose deletes are all DVs, which apply within their spec and partition.
 
-    Delete manifests without a partner do not apply. If none has a partner, and one may be mislabelled with a spec, they
-    are kept, since reading them refuses the mislabelled one. The manifest list must count the entries of all delete
-    manifests.
+    Delete manifests without a partner do not apply. If none has a partner, but the manifest list may give a wrong spec
+    for one, all of them stay: reading them then raises an error. The manifest list must count the entries of all
+    delete manifests.
     """
     meets = overlaps(data, deletes, state.types.spec_fields)
     if not meets.any() and len(state.specs) > 1 and _may_be_mislabelled(state, data, deletes):
@@ -141,11 +141,11 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
     order, decoded, held = _in_order(meets, live_counts(deletes).to_numpy())
     delete_ids, data_ids = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
     partners = {int(data_ids[row]): delete_ids[meets[row]].tolist() for row in order if meets[row].any()}
-    together, needed = pa.array(meets.any(axis=1)), pa.array(meets.any(axis=0))
+    is_paired, is_needed = pa.array(meets.any(axis=1)), pa.array(meets.any(axis=0))
     return Pairs(
-        data.filter(together),
-        deletes.filter(needed),
-        data.filter(pc.invert(together)),
+        data.filter(is_paired),
+        deletes.filter(is_needed),
+        data.filter(pc.invert(is_paired)),
         deletes.slice(0, 0),
         partners,
         decoded,
@@ -156,16 +156,16 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
 def _may_be_mislabelled(state: TableState, data: pa.Table, unpaired: pa.Table) -> bool:
     """Return whether delete manifests without partners may be of another spec than the manifest list says.
 
-    Tuples of another spec have no values of the spec's fields. No data manifest has the spec, or a field's summary has
-    no bounds.
+    Tuples of another spec have no values for the fields of the listed spec. A manifest is therefore suspect if no data
+    manifest has its spec, or if the summary of a field has no bounds.
     """
     specs = data.column("partition_spec_id").unique()
     if not pc.all(pc.is_in(unpaired.column("partition_spec_id"), specs)).as_py():
         return True
     for spec_id, fields in state.types.spec_fields.items():
-        of_spec = unpaired.filter(pc.equal(unpaired.column("partition_spec_id"), spec_id))
-        for field_id, _ in fields if len(of_spec) else ():
-            if pc.struct_field(of_spec.column(SUMMARIES), [str(field_id), "lower_bound"]).null_count:
+        spec_manifests = unpaired.filter(pc.equal(unpaired.column("partition_spec_id"), spec_id))
+        for field_id, _ in fields if len(spec_manifests) else ():
+            if pc.struct_field(spec_manifests.column(SUMMARIES), [str(field_id), "lower_bound"]).null_count:
                 return True
     return False
 

@@ -62,7 +62,7 @@ def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
 
 
 def part_of(pruned: PrunedManifests, manifests: Collection[int]) -> PrunedManifests:
-    """Return the part of a scan that reads some data manifests, given by their small ids, with their deletes."""
+    """Restrict a scan to some data manifests, given by their small ids, and the deletes that may apply to them."""
     state = pruned.filter.state
     data = pruned.data.filter(pc.is_in(pruned.data.column(MANIFEST), pa.array(manifests, pa.int32())))
     deletes = deletes_by_partition(state, data, deletes_by_affinity(state, data, pruned.deletes))

@@ -98,23 +98,23 @@ class ScanReport:
     def _repr_html_(self) -> str:
         """Show as a funnel which rule skipped how many manifests and files."""
         manifests, deletes, entries = self.data_manifests, self.delete_manifests, self.data_entries
-        of_manifests = {
+        skipped_manifests = {
             "no live files": manifests.skipped_no_live_files,
             "skipped by partition": manifests.skipped_by_partition,
         }
-        of_files = {
+        skipped_files = {
             "deleted": entries.skipped_deleted,
             "skipped by partition": entries.skipped_by_partition,
             "skipped by statistics": entries.skipped_by_stats,
         }
-        of_deletes = {
+        skipped_deletes = {
             "no live deletes": deletes.skipped_no_live_files,
             "skipped by partition": deletes.skipped_by_partition,
         }
         rows = [
-            *_funnel("data manifests", manifests.total, of_manifests, "opened", manifests.scanned),
-            *_funnel("files in them", entries.scanned, of_files, "planned", entries.planned),
-            *_funnel("delete manifests", deletes.total, of_deletes, "opened", deletes.scanned),
+            *_funnel("data manifests", manifests.total, skipped_manifests, "opened", manifests.scanned),
+            *_funnel("files in them", entries.scanned, skipped_files, "planned", entries.planned),
+            *_funnel("delete manifests", deletes.total, skipped_deletes, "opened", deletes.scanned),
         ]
         note = (
             f"{counted(entries.planned, 'file')} of {byte_size(self.planned_bytes)}, {self.files_with_deletes:,} with "
@@ -127,7 +127,7 @@ class ScanReport:
 
 
 def _funnel(label: str, total: int, skipped: dict[str, int], left: str, count: int) -> Iterator[Row]:
-    """Yield a bar for all, for the part that each rule skips, and for what is left. Yield none for nothing."""
+    """Yield a bar for the total, for the part that each rule skips, and for the rest. Yield none if the total is 0."""
     if not total:
         return
     yield Row(label, 1.0, f"{total:,}", gap=True)
@@ -196,7 +196,7 @@ def metrics_report(
         snapshot_id: the snapshot that is read; the last one of several.
         metrics: the counters; see `plan_metrics` and `result_metrics`.
         seconds: how long planning took on the driver.
-        metadata: further facts.
+        metadata: further metadata of the report.
     """
     fields = index_by_id(projection).items()
     ids = sorted(field_id for field_id, field in fields if isinstance(field.field_type, _PROJECTED))
@@ -268,7 +268,7 @@ def _bytes(manifests: pa.Table) -> int:
 
 
 def _count_entries(pruned: PrunedManifests) -> EntryCounts:
-    """Count each entry by the first rule that skips it; for many entries, in one aggregation."""
+    """Count the entries by the first rule that skips each of them, in one aggregation."""
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.relation(pruned.data, every_entry)

@@ -83,8 +83,8 @@ def partition_json(state: TableState) -> Sql:
     renumbered = dict(state.types.partition_ids)
     text = _tuple_json(state, {field_id: field_id for field_id in state.types.partition_fields})
     for spec_id, ids in renumbered.items():
-        of_spec = _tuple_json(state, {unique: written for written, unique in ids})
-        text = sql.when(sql.col("partition_spec_id") == spec_id, of_spec).otherwise(text)
+        spec_json = _tuple_json(state, {unique: written for written, unique in ids})
+        text = sql.when(sql.col("partition_spec_id") == spec_id, spec_json).otherwise(text)
     return text
 
 
@@ -187,7 +187,7 @@ def _div(number: Sql, divisor: object) -> Sql:
     return sql.call("div", number, divisor)
 
 
-# Types, their values' text in Spark, and the text of a value in Python.
+# Types, the Spark expression for the text of a value, and the Python function for it.
 _SINGLE_VALUES: Final[Sequence[tuple[Any, Callable[[Sql], Sql], Callable[[Any], str]]]] = (
     (BinaryType | FixedType, partial(sql.call, "hex"), lambda value: value.hex().upper()),
     (DateType, lambda value: value.cast("string"), iso_date),
@@ -222,7 +222,7 @@ class SplitPlanning:
 
 
 def plan_tasks(planned: Relation, row_type: StructType, splitting: SplitPlanning) -> Relation:
-    """Pack rows of `plan_files`, which have type `row_type`, into combined tasks, one row each. A DataFrame is lazy.
+    """Pack rows of `plan_files`, of type `row_type`, into combined tasks, one row each. A DataFrame is packed lazily.
 
     Columns: size_in_bytes (data bytes to read), files_count, tasks (array of structs with start and length in bytes and
     the columns of `plan_files`). Contiguous splits of a file in one task are merged.
@@ -258,7 +258,7 @@ def task_type(row_type: StructType) -> StructType:
 
 
 def pack(splitting: SplitPlanning, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pack the files of a partition, rows with `tasks`; see `plan_tasks`."""
+    """Pack the files of a Spark partition, one per row in `tasks`; see `plan_tasks`."""
     packer = _Packer(splitting)
     for batch in batches:
         files = pa.RecordBatch.from_struct_array(batch.column("tasks").flatten())
@@ -302,7 +302,7 @@ class _Packer:
         ]
         if full_bins:
             yield self._emit(full_bins)
-            self._forget()
+            self._compact()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         if self._open:
@@ -343,7 +343,7 @@ class _Packer:
         ]
         return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
 
-    def _forget(self) -> None:
+    def _compact(self) -> None:
         """Keep only the rows of splits in open bins and renumber them."""
         assert self._rows is not None
         splits = [split for open_bin in self._open for split in open_bin.splits]
@@ -356,7 +356,7 @@ class _Packer:
 def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     """Cut planned files into splits: at their split offsets if these are usable, otherwise by the target size.
 
-    Offsets are usable if they are strictly ascending and within the file. Wrong ones are ignored.
+    Offsets are usable if they are strictly ascending and within the file. Other offsets are ignored.
     """
     sizes = files.column("file_size_in_bytes").to_numpy(False)
     lists = files.column("split_offsets")

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
 
 
-# Tasks read ORC, Avro, and Parquet that Spark's reader can't read, lazily. Parquet files are cut into parts of
-# `PART_BYTES`; an ORC or Avro file is read by one task. The driver reads no more than one part.
+# Tasks lazily read ORC and Avro files, and the Parquet files that Spark's reader can't read. A Parquet file is cut into
+# parts of `PART_BYTES`; one task reads a whole ORC or Avro file. The driver reads no more than the size of one part.
 
 
 PART_BYTES = 128 << 20
-# Bytes of files that a process without Spark reads for a change of rows.
+# Maximum bytes of files that a process without Spark reads for a change of rows.
 ALONE_BYTES = 512 << 20
 # The cost of opening a file, in bytes to read (Iceberg's default of read.split.open-file-cost).
 _OPEN_FILE = 4 << 20
@@ -71,7 +71,7 @@ PLANNED = (
 )  # fmt: skip
 """The columns of a plan that tasks need to read a data file."""
 _OPTIONAL = (PARTITION, KEY_METADATA, SELECTED_BY, *CHANGE_COLUMNS)
-"""Further columns that they need of the plans that have them."""
+"""Further columns that tasks need if the plan contains them."""
 
 
 def read_by_tasks(
@@ -99,9 +99,9 @@ def read_by_tasks(
 
 
 def few_planned(planned: Relation, state: TableState) -> pa.Table | None:
-    """Return planned files as a table if the driver has planned and reads them; None if not.
+    """Return planned files as a table if the driver has planned them and can read them itself; None if not.
 
-    It reads few files, no larger than a part together.
+    The driver reads few files, with a total size of at most one part.
     """
     if not isinstance(planned, pa.Table) or state.access.driver is None or state.access.tasks is None:
         return None
@@ -136,7 +136,7 @@ def read_on_driver(
         metadata_columns: names of metadata columns, which follow the table's columns.
         row_limit: the maximum number of rows. Files are then read one after another until there are enough.
         matches: whether to return the rows that match the filter, or the rows that don't.
-        keep: returns the rows of a batch to return; None for all.
+        keep: filters a batch to the rows to return; None to return all rows.
 
     Raises:
         CorruptFileError: a data file or delete file is damaged.
@@ -150,7 +150,7 @@ def read_on_driver(
 
 
 def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str] = ()) -> MatchingRows:
-    """Return the reader of the rows of `read_by_tasks` on the driver, for `read_in_batches`.
+    """Return a reader that yields the rows of `read_by_tasks` on the driver, for `read_in_batches`.
 
     Raises:
         UnsupportedError: the driver can't open the table's files in this session.
@@ -167,7 +167,7 @@ def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: 
 def read_in_batches(
     rows: MatchingRows, planned: Iterable[pa.Table], row_limit: int | None = None
 ) -> pa.RecordBatchReader:
-    """Return a reader of rows. The driver reads one file after another, when the reader is asked for more.
+    """Return a reader of rows. The driver reads one file after another, as the caller asks for batches.
 
     The driver holds a batch of one file, and the deletes that `DeleteReader` caches.
 
@@ -182,7 +182,7 @@ def read_in_batches(
 
 
 def _whole_files(planned: pa.Table) -> pa.Table:
-    """Return the `parts` of files that are not cut."""
+    """Return the `parts` of files that are not cut: one part for each file."""
     further_columns = [name for name in _OPTIONAL if name in planned.column_names]
     units = planned.select([*PLANNED, *further_columns]).append_column(
         START, pa.repeat(pa.scalar(0, pa.int64()), len(planned))
@@ -191,7 +191,7 @@ def _whole_files(planned: pa.Table) -> pa.Table:
 
 
 def _limited(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows of batches. Consume no more batches than needed."""
+    """Yield the first `rows` rows of batches. Consume no more batches than needed."""
     for batch in batches if rows else ():
         yield batch.slice(0, rows)
         rows -= min(rows, len(batch))
@@ -200,7 +200,7 @@ def _limited(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Record
 
 
 def _matches(scan_filter: ScanFilter) -> Sql:
-    """Return the condition that the filter keeps a row that tasks yield."""
+    """Return the filter as a condition on the rows that tasks yield."""
     return row_predicate(scan_filter.row_filter, _leaf_value(leaves_of(scan_filter.schema)))
 
 
@@ -225,7 +225,7 @@ def matching_rows(
 
 
 def parts_table(planned: pa.Table, *others: str) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return the `parts` of files that the driver has planned, with the columns that tasks need, and their sizes.
+    """Return the `parts` of files that the driver has planned, with the columns that tasks need, and the parts' sizes.
 
     Args:
         planned: rows of `plan_files`.
@@ -249,7 +249,7 @@ def parts_table(planned: pa.Table, *others: str) -> tuple[pa.Table, np.ndarray[A
 
 
 def row_shares(parts: pa.Table, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[pa.Table]:
-    """Pack neighbouring parts of files, as `parts_table` returns them, into shares of one task."""
+    """Pack neighbouring parts of files, as `parts_table` returns them, into shares, each for one task."""
     for rows in packed(range(len(parts)), PART_BYTES, (sizes + _OPEN_FILE).tolist().__getitem__):
         yield parts.slice(rows[0], len(rows))
 

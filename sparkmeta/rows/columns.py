@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 NAME_MAPPING = "schema.name-mapping.default"
-"""The table property with the name mapping."""
+"""The table property that contains the name mapping."""
 
 
 def projected_column(field: NestedField) -> IcebergColumn:
@@ -178,7 +178,7 @@ class ReadColumns:
         return {field.field_id: field.field_type for field in self.fields}
 
     def shown(self, field: NestedField) -> Sql:
-        """Return the value of a column in the form of the scan's result, with the fields of its type there."""
+        """Return a column's value in public form, with only the nested fields of the given field."""
         return shaped(self.values[field.field_id], self.types[field.field_id], field.field_type)
 
 
@@ -213,7 +213,7 @@ def struct_fields(value: Sql, kind: spark.DataType) -> list[Sql]:
 def widened_value(field: NestedField, value: Sql, widened: Collection[int]) -> Sql:
     """Return the value of a file's column, with widened decimals in expressions that Spark can't push into Parquet.
 
-    Spark pushes filters of columns and of struct fields, but not of anything in lists and maps.
+    Spark pushes down filters on columns and on struct fields, but not on anything in lists and maps.
 
     Args:
         field: the column, or a field of a struct.
@@ -351,11 +351,11 @@ class _History:
 
     def tells(self, field: NestedField, parents: tuple[str, ...]) -> bool:
         path = (*parents, field.name)
-        of_path = self.ids[tuple(name.lower() for name in path)]
+        path_ids = self.ids[tuple(name.lower() for name in path)]
         kind = type_name(field.field_type)
         return (
             self.paths[field.field_id] == {path}
-            and of_path == {field.field_id}
+            and path_ids == {field.field_id}
             and avro_name(field.name) == field.name
             and field.name.lower() != ROW_INDEX
             and field.initial_default is None

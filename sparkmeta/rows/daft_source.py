@@ -1,4 +1,4 @@
-"""A data source of Daft, whose tasks read the rows of a scan. Imported only where Daft is."""
+"""A data source of Daft, whose tasks read the rows of a scan. Imported only if Daft is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScanSource(DataSource):  # type: ignore[misc]
     Attributes:
         location: the table's location.
         rows: reads planned files.
-        shares: the files, in shares of a task.
+        shares: the planned files, divided into shares. Each task reads one share.
     """
 
     location: str
@@ -41,7 +41,7 @@ class ScanSource(DataSource):  # type: ignore[misc]
         return Schema.from_pyarrow_schema(self.rows.schema)
 
     async def get_tasks(self, pushdowns: Pushdowns) -> AsyncIterator[ShareTask]:
-        """Yield a task for each share. It reads only the columns that Daft needs; Daft does all else itself."""
+        """Yield a task for each share. It reads only the columns that Daft needs; Daft does the rest itself."""
         rows = self.rows if pushdowns.columns is None else self.rows.select(pushdowns.columns)
         for share in self.shares:
             yield ShareTask(rows, share)

@@ -188,7 +188,7 @@ def _from_file(array: pa.Array, source: FromFile, kind: pa.DataType, partition: 
 
 
 def _stored(array: pa.Array) -> pa.Array:
-    """Return the plain values of a dictionary or extension array."""
+    """Return the values of a dictionary or extension array as an array of their stored type."""
     if isinstance(array, pa.ExtensionArray):
         return _stored(array.storage)
     return _stored(array.dictionary_decode()) if isinstance(array, pa.DictionaryArray) else array
@@ -229,11 +229,11 @@ def _list(array: pa.Array, source: FromFile, kind: pa.ListType, partition: Parti
 def _map(array: pa.MapArray, source: FromFile, kind: pa.MapType, partition: Partition) -> pa.MapArray:
     offsets, start, end = _offsets(array)
     keys, items = (values.slice(start, end - start) for values in (array.keys, array.items))
-    of_keys, of_items = source.children
-    keys = _child(keys, of_keys, kind.key_type, partition)
+    key_source, item_source = source.children
+    keys = _child(keys, key_source, kind.key_type, partition)
     if keys.null_count:
         raise ValueError(f"map {source.column.name} (field id {source.column.id}) has a null for a key")
-    items = _child(items, of_items, kind.item_type, partition)
+    items = _child(items, item_source, kind.item_type, partition)
     return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
 
 
@@ -263,9 +263,9 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if type_name == "time" and pa.types.is_time(array.type):
         return array.cast(pa.time64("us")).cast(kind)
     if type_name == "uuid":
-        return uuid_texts(_of_length(array, UUID_BYTES))
+        return uuid_texts(_fixed_bytes(array, UUID_BYTES))
     if type_name.startswith("fixed"):
-        return _of_length(array, int(type_name[len("fixed[") : -1]))
+        return _fixed_bytes(array, int(type_name[len("fixed[") : -1]))
     return array.cast(kind)
 
 
@@ -278,7 +278,8 @@ def _timestamp(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     return unzoned.cast(pa.timestamp(unit)).view(kind)
 
 
-def _of_length(array: pa.Array, length: int) -> pa.BinaryArray:
+def _fixed_bytes(array: pa.Array, length: int) -> pa.BinaryArray:
+    """Return values as binary. Raise ValueError if the length of a value is not `length`."""
     values = array.cast(pa.binary())
     lengths = pc.min_max(pc.binary_length(values)).as_py()
     if any(extreme not in (None, length) for extreme in lengths.values()):
@@ -384,7 +385,7 @@ class _ParquetFile:
                 continue
             size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
-            # ParquetFile.iter_batches takes dotted names, which are ambiguous.
+            # ParquetFile.iter_batches selects columns by dotted names, which are ambiguous.
             for batch in self._file.reader.iter_batches(rows, [number], column_indices=leaves, use_threads=False):
                 yield first_row, batch
                 first_row += len(batch)
@@ -449,7 +450,7 @@ class _OrcFile:
             raise CorruptFileError(self._location, "number of rows", self.rows, f"the stripes have {first_row}")
 
     def _stripe(self, stripe: int, sources: Sequence[Source]) -> pa.RecordBatch:
-        """Read whole columns, because Arrow's reader aborts the process when reading part of a map."""
+        """Read whole columns of a stripe, because Arrow's reader aborts the process when it reads part of a map."""
         names = _names(self.columns, sources)
         try:
             return self._file.read_stripe(stripe, names)

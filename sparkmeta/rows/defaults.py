@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def repeated_default(column: IcebergColumn, kind: pa.DataType, length: int) -> pa.Array:
-    """Return rows with the default of a column. Structs of the Arrow type may lack fields of the type unknown."""
+    """Return an array that repeats a column's default. Structs of the Arrow type may lack fields of type unknown."""
     if column.type not in NESTED:
         return pa.repeat(default_scalar(column.default, kind), length)
     # Arrow does not repeat lists zero times.

@@ -72,8 +72,8 @@ def _list(array: pa.ListArray, target: RowField, kind: pa.ListType) -> pa.ListAr
 def _map(array: pa.Array, target: RowField, kind: pa.MapType) -> pa.MapArray:
     """Convert a map, or a list of pairs."""
     keys, items = array.values.flatten() if pa.types.is_list(array.type) else (array.keys, array.items)
-    of_keys, of_items = target.children
-    pairs = projected(keys, of_keys, kind.key_type), projected(items, of_items, kind.item_type)
+    key_field, item_field = target.children
+    pairs = projected(keys, key_field, kind.key_type), projected(items, item_field, kind.item_type)
     return pa.MapArray.from_arrays(array.offsets, *pairs, type=kind, mask=array.is_null())
 
 
@@ -111,9 +111,10 @@ Columns = dict[str, pa.Array]
 class DeleteRows:
     """Reads deleted positions of delete files.
 
-    Each input row is a delete file: location, file_format, and `deletes`, its entries in manifests, a list of
-    struct<record_count, referenced_data_file, content_offset, content_size_in_bytes, spec_id>, and partition if the
-    table has any. A Puffin file has an entry for each deletion vector. Files of encrypted tables have key_metadata.
+    Each input row is a delete file, with the columns location, file_format and `deletes`, and key_metadata if the table
+    is encrypted. `deletes` lists the file's entries in manifests: struct<record_count, referenced_data_file,
+    content_offset, content_size_in_bytes, spec_id>, with partition if the table has any. A Puffin file has an entry
+    for each deletion vector.
 
     Attributes:
         schema: the schema of the result.
@@ -132,7 +133,7 @@ class DeleteRows:
                 yield from self._rows(batch, index, reader.read(location))
 
     def read_contents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the deleted positions of delete files that have their bytes as `content`."""
+        """Yield the deleted positions of delete files whose bytes are in the column `content`."""
         for batch in batches:
             for index, location in enumerate(batch.column("location").to_pylist()):
                 if location is None:
@@ -183,7 +184,7 @@ class DeleteRows:
         return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
 
     def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        """Return columns of the file together with the columns of its entries, which have as many rows."""
+        """Combine columns of a delete file with the columns of its entries, which have as many rows."""
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
@@ -206,14 +207,14 @@ class _Pending:
 
 
 def _vector(data: bytes, entry: dict[str, Any], location: str) -> PositionBitmap:
-    place = vector_range(location, entry["content_offset"], entry["content_size_in_bytes"])
-    return vector_of(data[place.offset : place.offset + place.size], place, entry["record_count"])
+    blob_range = vector_range(location, entry["content_offset"], entry["content_size_in_bytes"])
+    return vector_of(data[blob_range.offset : blob_range.offset + blob_range.size], blob_range, entry["record_count"])
 
 
 def deleted_positions(
     data: bytes, file_format: str, location: str, locations: Locations
 ) -> Iterator[tuple[pa.DictionaryArray, pa.Array]]:
-    """Yield file_path and pos of a position delete file, by batches.
+    """Yield the columns file_path and pos of a position delete file, batch by batch.
 
     Args:
         data: the content of the file.
@@ -231,7 +232,7 @@ def deleted_positions(
 
 
 def data_paths(paths: pa.Array, location: str, locations: Locations) -> pa.Array:
-    """Return the paths of data files in a position delete file as absolute ones. New tables have no such files."""
+    """Return the paths of data files in a position delete file as absolute paths, by the rules before version 4."""
     return resolved(paths, locations.before_version_4, location, "file_path")
 
 
@@ -263,9 +264,9 @@ def _by_id(batch: pa.RecordBatch) -> dict[int | None, pa.Array]:
 
 
 def _position_columns(batch: pa.RecordBatch, location: str) -> Columns:
-    there, required = _by_id(batch), {}
+    by_id, required = _by_id(batch), {}
     for name, kind in (("file_path", pa.string()), ("pos", pa.int64())):
-        column = there.get(_IDS[name])
+        column = by_id.get(_IDS[name])
         if column is None or column.null_count:
             raise CorruptFileError(location, name, None, "a position delete file must have it")
         required[name] = column if pa.types.is_dictionary(column.type) else column.cast(kind)

@@ -48,7 +48,7 @@ def duckdb_view(rows: object, name: str, connection: Any) -> Any:
 def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, Iterator[pa.Table]]:
     """Plan a scan. Return the reader of its files, and the files in shares, one for each task.
 
-    A share repeats a delete of several files for each file. Shares are made one by one, when the caller takes them.
+    A share repeats a delete of several files for each file. Shares are created one by one, as the caller consumes them.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -81,6 +81,6 @@ def ray_dataset(scan: RowScan, choice: Choice, row_limit: int | None) -> Any:
     rows, shares = shares_of(scan, choice)
     if not (blocks := list(shares)):
         return data.from_arrow(rows.schema.empty_table())
-    # A batch of no set size is a block.
+    # Without a batch size, each block is one batch.
     dataset = data.from_arrow(blocks).map_batches(partial(read_share, rows), batch_size=None, batch_format="pyarrow")
     return dataset if row_limit is None else dataset.limit(row_limit)

@@ -97,7 +97,7 @@ def equality_deletes(files: PlannedFiles, rows: Indices, numbers: Indices) -> li
     deletes = files.sets.deletes.take(pa.array(applied_rows))
     deletes = deletes.append_column(_ID_LIST, id_lists(deletes)).append_column(_RUN, pa.array(runs))
     return [
-        _of_columns(deletes.filter(pc.equal(deletes.column(_ID_LIST), text)), text, order)
+        _ranged_deletes(deletes.filter(pc.equal(deletes.column(_ID_LIST), text)), text, order)
         for text in deletes.column(_ID_LIST).unique().to_pylist()
     ]
 
@@ -122,13 +122,13 @@ class _Order:
     def of(files: PlannedFiles, rows: Indices, numbers: Indices) -> _Order:
         sequences, partitions = files.numbers("data_sequence_number")[rows], files.partition_codes[rows]
         begins = np.diff(partitions, prepend=-1) != 0
-        begins[1:] |= np.diff(sequences) < 0  # the files without masks
+        begins[1:] |= np.diff(sequences) < 0  # the first file without a mask
         starts = np.flatnonzero(begins)
         lengths = np.diff(starts, append=len(rows))
         return _Order(numbers, sequences, np.repeat(starts, lengths), np.repeat(starts + lengths, lengths))
 
 
-def _of_columns(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDeletes:
+def _ranged_deletes(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDeletes:
     """Return the deletes of one set of columns, with ranges of the data files that they apply to.
 
     A delete file that applies to a file applies to all files of the same partition with lower sequence numbers. The
@@ -185,8 +185,8 @@ def with_equal(
 ) -> DataFrame:
     """Return all rows, with the column `is_deleted` also true for rows that `without_equal` would remove."""
     keys, number = _keys(deletes, state, columns), sql.col(NUMBER)
-    of_hash = keys.groupBy(_HASH).agg(F.collect_list(F.struct("*")).alias(_KEYS))
-    joined = frame.join(of_hash, (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)).column(), "left")
+    keys_by_hash = keys.groupBy(_HASH).agg(F.collect_list(F.struct("*")).alias(_KEYS))
+    joined = frame.join(keys_by_hash, (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)).column(), "left")
 
     def deletes_row(key: Sql) -> Sql:
         in_range = (number >= key[_FIRST]) & (number <= key[_LAST])

@@ -49,7 +49,7 @@ _POSITION_LEAVES = (
     ComparedField(DELETE_FILE_POS_ID, IcebergColumn("pos", DELETE_FILE_POS_ID, "long", required=True), pa.int64()),
 )
 # Maximum number of positions and keys that a task caches for the next data files.
-_KEPT_ROWS = 4_000_000
+_CACHED_ROWS = 4_000_000
 
 
 class KeySet:
@@ -129,7 +129,7 @@ V = TypeVar("V")
 
 @dataclass
 class _Recent(Generic[V]):
-    """A cache of the most recent values, limited by their total number of rows. It keeps at least one value."""
+    """A cache of the most recent values, limited by their total number of rows. It never drops its only value."""
 
     max_rows: int
     _values: OrderedDict[Any, tuple[V, int]] = field(default_factory=OrderedDict)
@@ -158,9 +158,9 @@ class DeleteReader:
         self._reader = reader
         self._locations = locations
         self._leaves = {leaf.id: leaf for leaf in keys}
-        self._positions: _Recent[dict[str, PositionBitmap]] = _Recent(_KEPT_ROWS)
-        self._keys: _Recent[list[pa.Array]] = _Recent(_KEPT_ROWS)
-        self._key_sets: _Recent[KeySet | None] = _Recent(_KEPT_ROWS)
+        self._positions: _Recent[dict[str, PositionBitmap]] = _Recent(_CACHED_ROWS)
+        self._keys: _Recent[list[pa.Array]] = _Recent(_CACHED_ROWS)
+        self._key_sets: _Recent[KeySet | None] = _Recent(_CACHED_ROWS)
 
     def deletes_of(self, location: str, rows: int, deletes: Iterable[Delete]) -> FileDeletes:
         """Open the deletes of a data file.
@@ -205,11 +205,11 @@ class DeleteReader:
         rows = 0
         for paths, positions in self._batches(delete, _POSITION_LEAVES):
             rows += len(paths)
-            for path, of_path in _by_path(data_paths(paths, location, self._locations), positions):
+            for path, path_positions in _by_path(data_paths(paths, location, self._locations), positions):
                 if referenced is not None and path != referenced:
                     problem = f"the manifest says that all deletes are of {referenced}"
                     raise CorruptFileError(location, "file_path", path, problem)
-                bitmap = PositionBitmap.of(of_path)
+                bitmap = PositionBitmap.of(path_positions)
                 by_path[path] = by_path[path].union(bitmap) if path in by_path else bitmap
         return by_path, rows
 
@@ -237,8 +237,8 @@ class DeleteReader:
         """Yield columns of a delete file, batch by batch."""
         location = delete["file_path"]
         file = open_data_file(self._reader, location, delete["file_format"])
-        at_top = {column.id for column in file.columns}
-        leaves = [leaf.unnested() if leaf.id in at_top else leaf for leaf in leaves]
+        top_level_ids = {column.id for column in file.columns}
+        leaves = [leaf.unnested() if leaf.id in top_level_ids else leaf for leaf in leaves]
         columns = [leaf.column for leaf in leaves]
         sources = resolve(file.columns, columns, location)
         for leaf, source in zip(leaves, sources, strict=True):
@@ -355,7 +355,7 @@ class RowReader:
                     yield from self._rows(part, deletes)
 
     def _learn_keys(self, part: _Part) -> None:
-        """Let the reader know the keys of a data file and its deletes, if the table is encrypted."""
+        """Pass the keys of a data file and its deletes to the reader, if the table is encrypted."""
         if KEY_METADATA not in part:
             return
         self.reader.keys.learn(part.location, part["file_format"], part[KEY_METADATA])
@@ -439,7 +439,7 @@ class _FileRead:
         )
 
     def output(self, first_row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert rows of the file to rows of the result. `first` is the position of the first row."""
+        """Convert rows of the file to rows of the result. `first_row` is the position of the first row."""
         keys = dict(zip(self._key_ids, self._values(batch, self._keys, self._key_sources), strict=True))
         flags = self._deletes.deleted(first_row, len(batch), keys)
         if self._selecting is not None:
@@ -451,7 +451,7 @@ class _FileRead:
             if column == _DELETED:
                 columns.append(deleted)
             elif _is_virtual(column):
-                columns.append(self._of_the_file(column, kind, first_row, len(batch)))
+                columns.append(self._virtual_values(column, kind, first_row, len(batch)))
             else:
                 columns.append(
                     self._inherited(column, column_values(batch, next(sources), kind, self._partition), first_row)
@@ -468,7 +468,7 @@ class _FileRead:
             for leaf, source in zip(leaves, sources, strict=True)
         ]
 
-    def _of_the_file(self, column: IcebergColumn, kind: pa.DataType, first_row: int, length: int) -> pa.Array:
+    def _virtual_values(self, column: IcebergColumn, kind: pa.DataType, first_row: int, length: int) -> pa.Array:
         """Compute a metadata column that files don't store."""
         if column == _POS:
             return pa.array(np.arange(first_row, first_row + length))
@@ -511,9 +511,10 @@ class MatchingRows:
     schema: pa.Schema
 
     def select(self, names: Iterable[str]) -> MatchingRows:
-        """Return a reader of some of the columns, in their order, and of at least one: without any, batches are empty.
+        """Return a reader of only the named columns, in the order of the schema.
 
-        A reader whose column `_deleted` keeps deleted rows stays as it is.
+        It reads at least one column, since a batch without columns has no rows. A reader that shows deleted rows is
+        returned unchanged.
         """
         if self.rows.shows_deleted:
             return self
@@ -529,7 +530,7 @@ class MatchingRows:
         return replace(self, rows=rows, schema=pa.schema([self.schema.field(index) for index in indices]))
 
     def with_dictionary(self, index: int) -> MatchingRows:
-        """Return a reader that dictionary-encodes a column of texts, such as a path, which is the same in many rows."""
+        """Return a reader that dictionary-encodes a text column that repeats in many rows, such as a path."""
         field = self.schema.field(index).with_type(pa.dictionary(pa.int32(), pa.string()))
         rows = replace(self.rows, schema=self.rows.schema.set(index, field))
         return replace(self, rows=rows, schema=self.schema.set(index, field))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # -- Group files by layout --------------------------------------------------------------------------------------------
 # If names don't identify columns, the field ids in footers do. Files of one layout are read together, by the names in
-# the files. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
+# the files. If Spark's Parquet reader can't read a layout by name, no columns are returned for it.
 
 
 _ROW: Final = "row"
@@ -72,13 +72,13 @@ def layouts(
     for schema, file_rows in _by_schema(state, files, rows):
         columns = file_columns(pa.ipc.read_schema(pa.py_buffer(schema)))
         for spec_id in sorted(set(spec_ids[file_rows].tolist())):
-            of_spec = file_rows[spec_ids[file_rows] == spec_id]
-            location = files.table.column("file_path")[int(of_spec[0])].as_py()
+            spec_rows = file_rows[spec_ids[file_rows] == spec_id]
+            location = files.table.column("file_path")[int(spec_rows[0])].as_py()
             identities = identity_sources(state.specs[spec_id])
             sources = resolve(columns, projected, location, names=names, partition_ids=identities, by_position=True)
             partition = {field.field_id: field.name for field in state.types.partition_type.fields}
             values = {source: partition[field_id] for source, field_id in identities.items() if field_id in partition}
-            yield _read_columns(columns, fields, sources, values), of_spec
+            yield _read_columns(columns, fields, sources, values), spec_rows
 
 
 def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterator[tuple[bytes, Indices]]:
@@ -106,7 +106,7 @@ def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Itera
 
 
 def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
-    """Return the fields of a file's schema with their ids, without anything else that differs between files."""
+    """Serialize the fields of a file's schema with their ids, without metadata that differs between files."""
     with translated_read_errors(location, "footer"), reader.open(location) as file:
         footer = pq.ParquetFile(file)
         schema, rows = footer.schema_arrow, footer.metadata.num_rows

@@ -1,9 +1,9 @@
 """Combine deletion vectors and position delete files of many data files in one bit array of masked positions.
 
-A file with masked rows has a run of 64-bit words in the array, with one bit per row. The number that the file is handed
-over with encodes its place: `first word << 24 | count of words`. Other files have no words and a unique number. A row
-is tested by one look-up, by number and position, in an array that every task has. This needs no join, and only a
-comparison for rows of files without words.
+A file with masked rows has a run of 64-bit words in the array, with one bit per row. Spark gets each file with a number
+that encodes where the run is: `first word << 24 | count of words`. Other files have no words and a unique number. One
+look-up by number and position, in an array that every task has, tests a row. This needs no join, and only a comparison
+for rows of files without words.
 
 Bitmaps are decoded on the driver if they are few and small, otherwise in tasks. A delete file is decoded once, however
 many data files it covers. The driver assembles the words.
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 _MaskedWords = tuple[Words, Words]
-"""Indices of words with a bit, ascending, and these words."""
+"""The indices of nonzero words, ascending, and these words."""
 
 DRIVER_REQUESTS: Final = 256
-"""Maximum number of requests by the driver. Its threads take half a second for them, as a job that runs Python does."""
+"""Maximum number of requests by the driver. Its threads take half a second for them, like a job that runs Python."""
 
 _COUNT_BITS: Final = 24
 _ALL_BITS: Final = (1 << 64) - 1
@@ -71,7 +71,7 @@ _MASKED_WORDS: Final = pa.schema(
         pa.field("words", pa.list_(pa.int64())),
     ]
 )
-"""The mask of a data file by a unit: the words with a bit, and their indices, ascending."""
+"""The mask of a data file by a unit: the nonzero words, and their indices, ascending."""
 
 
 @dataclass(frozen=True)
@@ -155,20 +155,20 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
     """
     firsts, counts = _words_of(file_numbers)
     words = np.zeros(int(counts.sum()), np.int64)
-    of_rows = files.take(rows)
-    units, set_indices = _units(of_rows)
-    masked = _decoded(state, units, of_rows)
-    file_indices = _masked_files(masked, set_indices, of_rows)
-    paths, record_counts = of_rows.table.column("file_path"), of_rows.numbers("record_count")
+    batch_files = files.take(rows)
+    units, set_indices = _units(batch_files)
+    masked = _decoded(state, units, batch_files)
+    file_indices = _masked_files(masked, set_indices, batch_files)
+    paths, record_counts = batch_files.table.column("file_path"), batch_files.numbers("record_count")
     (starts, word_indices), (_, values) = map(_flat, (masked.column("indices"), masked.column("words")))
     for row in np.flatnonzero((file_indices >= 0) & (np.diff(starts) > 0)).tolist():
-        file_index, of_row = file_indices[row], slice(starts[row], starts[row + 1])
-        position = _position_beyond(word_indices[of_row], values[of_row], int(record_counts[file_index]))
+        file_index, row_slice = file_indices[row], slice(starts[row], starts[row + 1])
+        position = _position_out_of_range(word_indices[row_slice], values[row_slice], int(record_counts[file_index]))
         if position is not None:
             location = units.column("location")[masked.column("unit")[row].as_py()].as_py()
             problem = f"{paths[file_index].as_py()} has {record_counts[file_index]} rows"
             raise CorruptFileError(location, "position", position, problem)
-        words[firsts[file_index] + word_indices[of_row]] |= values[of_row]
+        words[firsts[file_index] + word_indices[row_slice]] |= values[row_slice]
     return words
 
 
@@ -216,11 +216,11 @@ def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
 
 def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
     """Return the units to decode for files, and the index of each unit in the deletes of `sets`, or -1."""
-    of_file = files.file_deletes
+    file_deletes = files.file_deletes
     shared = np.flatnonzero(files.shared_deletes(ContentType.POSITION_DELETES))
-    data_files = files.table.column("file_path").take(of_file.column("owner"))
+    data_files = files.table.column("file_path").take(file_deletes.column("owner"))
     deletes = pa.concat_tables([
-        of_file.drop_columns(["owner"]).append_column("data_file", data_files),
+        file_deletes.drop_columns(["owner"]).append_column("data_file", data_files),
         files.sets.deletes.take(pa.array(shared)).append_column("data_file", pa.nulls(len(shared), pa.string())),
     ])  # fmt: skip
     order = pc.sort_indices(deletes, [("file_path", "ascending"), ("content_offset", "ascending")])
@@ -232,7 +232,7 @@ def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
         "size_in_bytes": pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes")),
         **{name: deletes.column(name) for name in ("file_format", "record_count", "data_file")},
     }
-    set_indices = np.concatenate([np.full(len(of_file), -1), shared])[order.to_numpy()]
+    set_indices = np.concatenate([np.full(len(file_deletes), -1), shared])[order.to_numpy()]
     return pa.table([columns[name] for name in _UNITS.names], schema=_UNITS).combine_chunks(), set_indices
 
 
@@ -245,25 +245,25 @@ def _masked_files(masked: pa.Table, set_indices: Indices, files: PlannedFiles) -
     file_indices = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()
     in_sets = set_indices[masked.column("unit").to_numpy()]
     used_sets = np.unique(files.set_codes)
-    of_used, members = files.sets.members_of(used_sets)
+    set_rows, members = files.sets.members_of(used_sets)
     deletes = len(files.sets.deletes)
-    is_member = np.isin(files.set_codes[file_indices] * deletes + in_sets, used_sets[of_used] * deletes + members)
+    is_member = np.isin(files.set_codes[file_indices] * deletes + in_sets, used_sets[set_rows] * deletes + members)
     return np.where((in_sets < 0) | is_member, file_indices, -1)
 
 
-def _position_beyond(indices: Words, words: Words, rows: int) -> int | None:
-    """Return a masked position beyond a file's number of rows; None if there is none."""
+def _position_out_of_range(indices: Words, words: Words, rows: int) -> int | None:
+    """Return a masked position that is not a row of the file; None if there is none."""
     first_position = (int(indices[0]) << 6) + (int(words[0]) & -int(words[0])).bit_length() - 1
     last_position = (int(indices[-1]) << 6) + (int(words[-1]) & _ALL_BITS).bit_length() - 1
     return next((position for position in (first_position, last_position) if not 0 <= position < rows), None)
 
 
 def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
-    """Return `_MASKED_WORDS` of units. Jobs leave out words of other files, the driver does not."""
+    """Decode units to `_MASKED_WORDS`. Jobs leave out the words of files that are not read; the driver does not."""
     access, locations = state.access, state.types.locations
     if not len(units):
         return _MASKED_WORDS.empty_table()
-    if access.driver is not None and _are_few(units, state.settings):
+    if access.driver is not None and _driver_decodes(units, state.settings):
         return pa.Table.from_batches([*_decode(access.driver, locations, units.to_batches())], _MASKED_WORDS)
     spark = state.spark
     if access.tasks is not None:
@@ -284,7 +284,7 @@ def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Tabl
 _MOST_UNITS = 10_000
 
 
-def _are_few(units: pa.Table, limits: Settings) -> bool:
+def _driver_decodes(units: pa.Table, limits: Settings) -> bool:
     """Return whether the driver can decode units faster than a job."""
     if len(units) > _MOST_UNITS or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
         return False
@@ -365,9 +365,9 @@ def _file_words(data: bytes, unit: Mapping[str, Any], locations: Locations) -> d
     """Return the mask of each data file in a position delete file, by path."""
     parts: dict[str, list[_MaskedWords]] = {}
     for paths, positions in deleted_positions(data, unit["file_format"], unit["location"], locations):
-        for path, of_path in _by_path(paths, positions):
-            parts.setdefault(path, []).append(_masked_words(of_path))
-    return {path: _merged(of_path) for path, of_path in parts.items()}
+        for path, path_positions in _by_path(paths, positions):
+            parts.setdefault(path, []).append(_masked_words(path_positions))
+    return {path: _merged(path_words) for path, path_words in parts.items()}
 
 
 def _refuse_foreign(unit: Mapping[str, Any], data_files: Iterable[str]) -> None:
@@ -383,8 +383,8 @@ def _by_path(paths: pa.DictionaryArray, positions: pa.Array) -> Iterator[tuple[s
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     values = positions.to_numpy()[order]
-    for start, of_path in zip(starts, np.split(values, starts[1:]), strict=True):
-        yield paths.dictionary[int(codes[order[start]])].as_py(), of_path
+    for start, path_positions in zip(starts, np.split(values, starts[1:]), strict=True):
+        yield paths.dictionary[int(codes[order[start]])].as_py(), path_positions
 
 
 def _masked_words(positions: Words) -> _MaskedWords:

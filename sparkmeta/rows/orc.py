@@ -1,4 +1,7 @@
-"""Parts of ORC files that Arrow's reader does not show, and their timestamps. Spark tasks import this module."""
+"""Read parts of ORC files that Arrow's reader does not expose, such as timestamps out of its range.
+
+Spark tasks import this module, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +256,7 @@ def _unpacked(data: bytes, offset: int, width: int, count: int) -> tuple[Numbers
 # Spark tasks import this module, so it imports little.
 
 
-# A kind of types and one of column encodings in ORC.
+# The kind of the type long, and a kind of column encoding, in ORC.
 _LONG: Final = 4
 _DIRECT_V2: Final = 2
 
@@ -439,7 +442,7 @@ def _with_longs(field: Field) -> Field:
 
 
 def _nanoseconds(stream: bytes, count: int) -> Numbers:
-    """Decode a stream of nanoseconds, which stores numbers without trailing decimal zeros, and the counts of zeros."""
+    """Decode a stream of nanoseconds. It stores each number without trailing decimal zeros, and the count of these."""
     runs = list(decoded_runs(stream))
     stored = np.concatenate(runs)[:count] if runs else np.zeros(0, np.int64)
     zeros = stored & 7

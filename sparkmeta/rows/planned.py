@@ -90,9 +90,9 @@ class DeleteSets:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def any(self, of_deletes: Flags) -> Flags:
+    def any(self, flagged: Flags) -> Flags:
         """Return which sets contain any of the flagged deletes."""
-        counts = np.concatenate([[0], np.cumsum(of_deletes[self.members])])
+        counts = np.concatenate([[0], np.cumsum(flagged[self.members])])
         flags: Flags = counts[self.offsets[1:]] > counts[self.offsets[:-1]]
         return flags
 
@@ -103,11 +103,11 @@ class DeleteSets:
         member_rows = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
         return np.repeat(np.arange(len(sets)), lengths), self.members[member_rows]
 
-    def only(self, of_deletes: Flags) -> DeleteSets:
+    def only(self, flagged: Flags) -> DeleteSets:
         """Return the sets with only the flagged deletes as members."""
-        stays = of_deletes[self.members]
-        counts = np.concatenate([[0], np.cumsum(stays)])
-        return replace(self, members=self.members[stays], offsets=counts[self.offsets])
+        is_member = flagged[self.members]
+        counts = np.concatenate([[0], np.cumsum(is_member)])
+        return replace(self, members=self.members[is_member], offsets=counts[self.offsets])
 
     def with_sets(self, lengths: Indices, members: Indices) -> DeleteSets:
         """Append further sets of the same deletes."""
@@ -171,7 +171,7 @@ FILES: Final = pa.schema(
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
 
-# Until numbers are joined, the column has the path.
+# Until numbers are joined, the column contains the path.
 _EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
@@ -250,7 +250,7 @@ def _first_rows(spark: SparkSession, files: pa.Table) -> list[tuple[int, int]]:
     try:
         frame = _by_log(spark, first_file, StructType(), (NUMBER, POSITION), internal_index=True)
         rows = frame.where(f"{NUMBER} + {POSITION} >= 0").limit(3).collect()
-    except Exception:  # noqa: BLE001  whatever fails, paths may do
+    except Exception:  # noqa: BLE001  whatever fails here, paths may work
         return []
     return [(row[NUMBER], row[POSITION]) for row in rows]
 
@@ -293,7 +293,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
 
 
 def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) -> DataFrame:
-    # `coalesce` only drops column metadata, such as field ids, from the result.
+    # `coalesce` has no other purpose than to drop column metadata, such as field ids.
     columns = [
         F.coalesce(F.col(quoted(name))).alias(column_name(index)) for index, name in enumerate(schema.fieldNames())
     ]
@@ -340,7 +340,7 @@ DELETE_SET: Final = "delete_set"
 """The set of other deletes that apply to a data file."""
 SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_set"}
 """The columns of deletes in `SELECTED_BY`."""
-_OF_DELETES: Final = (*SELECTING, *SELECTING.values())
+_DELETE_COLUMNS: Final = (*SELECTING, *SELECTING.values())
 
 PARTITION_KEY: Final = "partition_key"
 """A column of row plans: the key of a file's partition."""
@@ -380,7 +380,7 @@ class RowPlan:
     """A plan for row readers.
 
     Attributes:
-        rows: columns of `plan_files`, and a key that identifies the partition. A DataFrame has not run.
+        rows: columns of `plan_files`, and a key that identifies the partition. A DataFrame has not run yet.
         deletes: the delete entries that the plan matches.
     """
 
@@ -394,7 +394,7 @@ class RowPlan:
         return RowPlan(rows, tuple(deletes for plan in plans for deletes in plan.deletes))
 
     def shared_deletes(self, state: TableState) -> list[pa.Table]:
-        """Read the deletes that name no data file: `ENTRY_ID`, `ENTRY` and others. An entry may occur twice.
+        """Read the deletes that name no data file, with `ENTRY_ID` and `ENTRY`. An entry may occur twice.
 
         Returns:
             A list with at most one table.
@@ -423,7 +423,7 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
     """Plan a scan for a row reader.
 
     Args:
-        choice: the choices of the scan's plan.
+        choice: how the scan is planned.
         others: further columns of the data entry.
     """
     entries = read_entries(choice)
@@ -432,7 +432,7 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
 
 
 def _as_planned(rows: Relation, state: TableState) -> Relation:
-    """Return a table of a plan with the types of `plan_files`."""
+    """Return the rows of a plan with the types of `plan_files` if they are a table."""
     return with_types(rows, {field.name: field for field in arrow_schema(plan_schema(state))})
 
 
@@ -542,11 +542,14 @@ class PlannedFiles:
         return replace(self, sets=self.sets.only(~self._of_content(content)))
 
     def selected_by(self, content: ContentType) -> PlannedFiles:
-        """Return the files, to be read for the rows that only their shared deletes of a content type delete."""
+        """Return the files with their shared deletes of a content type as the deletes that select rows.
+
+        Reading them yields the rows that only these deletes delete.
+        """
         others, selecting = self.without(content).sets, self.sets.only(self._of_content(content))
         lists = whole(self.table.column(FILE_DELETES))
-        none = pa.ListArray.from_arrays(np.zeros(len(self) + 1, np.int32), lists.flatten().slice(0, 0))
-        table = self.table.append_column(SELECTING[FILE_DELETES], none)
+        empty_lists = pa.ListArray.from_arrays(np.zeros(len(self) + 1, np.int32), lists.flatten().slice(0, 0))
+        table = self.table.append_column(SELECTING[FILE_DELETES], empty_lists)
         table = table.append_column(SELECTING[DELETE_SET], pa.array(self.set_codes + len(others)))
         return PlannedFiles(table, others.with_sets(np.diff(selecting.offsets), selecting.members))
 
@@ -568,7 +571,7 @@ class PlannedFiles:
 
     @cached_property
     def partition_codes(self) -> Indices:
-        """A number for each file. Files with the same spec and partition, and deletes from the same plan, share it."""
+        """A number for each file. Files share it if their spec, partition and plan of deletes are the same."""
         codes = np.zeros(len(self), np.int64)
         plan = [self.table.column(name).combine_chunks() for name in CHANGE_COLUMNS if name in self.table.column_names]
         for values in [*self.table.column(PARTITION_KEY).combine_chunks().flatten(), *plan]:
@@ -622,13 +625,13 @@ class PlannedFiles:
 
     def with_deletes(self) -> pa.Table:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`, as `frame` does."""
-        table = self.table.drop_columns([name for name in _OF_DELETES if name in self.table.column_names])
+        table = self.table.drop_columns([name for name in _DELETE_COLUMNS if name in self.table.column_names])
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
             set_owners, members = self.sets.members_of(side.set_codes)
-            of_files = side.file_deletes
-            owners = np.concatenate([of_files.column("owner").to_numpy(), set_owners])
+            per_file = side.file_deletes
+            owners = np.concatenate([per_file.column("owner").to_numpy(), set_owners])
             order = np.argsort(owners, kind="stable")
-            deletes = pa.concat_tables([of_files.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))])
+            deletes = pa.concat_tables([per_file.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))])
             ends = np.searchsorted(owners[order], np.arange(len(self) + 1))
             elements = whole(deletes.take(pa.array(order)).to_struct_array())
             table = table.append_column(name, pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements))
@@ -647,7 +650,7 @@ class PlannedFiles:
         frame = local_frame(spark, self.table)
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
             columns = SELECTING if name == SELECTED_BY else {column: column for column in SELECTING}
-            of_file = sql.col(columns[FILE_DELETES])
+            deletes_of_file = sql.col(columns[FILE_DELETES])
             used_sets = np.unique(side.set_codes)
             set_rows, members = self.sets.members_of(used_sets)
             if len(members):
@@ -656,15 +659,15 @@ class PlannedFiles:
                 lists = pa.ListArray.from_arrays(pa.array(offsets), whole(deletes))
                 sets = local_frame(spark, pa.table({_OF_SET: used_sets, _OF_SET_DELETES: lists}))
                 frame = frame.join(sets, F.col(columns[DELETE_SET]) == F.col(_OF_SET))
-                of_file = sql.concat(of_file, sql.col(_OF_SET_DELETES))
-            frame = frame.selectExpr("*", of_file.alias(name).selected).drop(
+                deletes_of_file = sql.concat(deletes_of_file, sql.col(_OF_SET_DELETES))
+            frame = frame.selectExpr("*", deletes_of_file.alias(name).selected).drop(
                 *columns.values(), _OF_SET, _OF_SET_DELETES
             )
         return frame
 
 
 def names_file(delete: Sql) -> Sql:
-    """Return whether a public delete applies to a single data file, by its entry."""
+    """Return whether the entry of a public delete says that it applies to a single data file."""
     is_of_file = delete["referenced_data_file"].isNotNull() | (delete["file_format"] == "PUFFIN")
     return (delete["content"] == int(ContentType.POSITION_DELETES)) & is_of_file
 

@@ -84,7 +84,7 @@ _LINEAGE: Final = {
     ),
 }
 # Metadata columns -> the columns of `PlannedFiles` that they show.
-_OF_FILE: Final = {
+_SOURCES: Final = {
     "_file": ("file_path",),
     "_partition": (PARTITION,),
     "_spec_id": ("spec_id",),
@@ -102,7 +102,7 @@ _VALUES: Final = {
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
     **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
-# With it, Spark returns large types.
+# With this setting, Spark returns Arrow's large types.
 _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 # The store of a path. Local paths have none.
 _STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
@@ -138,7 +138,7 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
 
     Args:
         scan: the rows and columns to read.
-        choice: the choices of the scan's plan.
+        choice: how the scan is planned.
 
     Raises:
         ValidationError: metadata or deletes contradict each other.
@@ -166,7 +166,7 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
 
     Args:
         scan: the rows and columns to read.
-        choice: the choices of the scan's plan.
+        choice: how the scan is planned.
         row_limit: the maximum number of rows; None for all.
 
     Raises:
@@ -184,11 +184,11 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
 
 
 def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.RecordBatchReader:
-    """Plan a scan and return a reader of its rows. The driver reads them when the reader is asked for more.
+    """Plan a scan and return a reader of its rows. The driver reads them as the caller asks for batches.
 
     Args:
         scan: the rows and columns to read.
-        choice: the choices of the scan's plan.
+        choice: how the scan is planned.
         row_limit: the maximum number of rows; None for all.
 
     Raises:
@@ -219,16 +219,16 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
 
 
 def are_few(scan: RowScan, files: Iterable[PlannedFiles]) -> bool:
-    """Return whether one task reads files in the time in which Spark starts several."""
+    """Return whether a single task reads files in the time that Spark takes to start several tasks."""
     count, size = 0, 0
-    for each in files:
-        count, size = count + len(each), size + int(each.numbers("file_size_in_bytes").sum())
+    for planned in files:
+        count, size = count + len(planned), size + int(planned.numbers("file_size_in_bytes").sum())
     access = scan.state.access
     return access.tasks is not None and access.driver_opens(count <= masks.DRIVER_REQUESTS) and size <= PART_BYTES
 
 
 def rows_of_few(scan: RowScan, files: PlannedFiles) -> DataFrame:
-    """Return what `rows_of` does for few files, read by one task."""
+    """Return the rows of few planned files, as `rows_of` does, but read by one task."""
     units = local_frame(scan.state.spark, parts_table(files.with_deletes())[0]).coalesce(1)
     reader = matching_rows(scan.filter, scan.projection, scan.metadata_columns)
     return map_arrow(units, reader.read, row_type(scan.state, scan.projection, scan.metadata_columns))
@@ -246,7 +246,7 @@ def empty_rows(scan: RowScan) -> DataFrame:
 
 
 def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tuple[ReadColumns, Indices]]:
-    """Yield files that Spark can read, by the layout of their columns. Tasks read the others.
+    """Yield the files that Spark can read, grouped by the layout of their columns. Tasks read the others.
 
     Args:
         scan: the rows and columns to read.
@@ -282,7 +282,7 @@ def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tupl
 
 
 def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
-    """Return which files Spark can read together with all deletes that apply to them. Spark has no keys."""
+    """Return which files Spark can read with all deletes that apply to them. It can't read encrypted files."""
     if KEY_METADATA in files.table.column_names:
         return np.zeros(len(files), np.bool_)
     flags = _spark_reads_files(state, files.table)
@@ -450,25 +450,25 @@ class _Part:
         """Add the columns of `files` that the result needs."""
         if not self._file_columns:
             return frame
-        of_files = self.files.table.select(self._file_columns).take(pa.array(self.rows))
-        of_files = of_files.append_column("of_number", pa.array(self.numbers))
-        of_number = F.broadcast(local_frame(frame.sparkSession, of_files))
-        return frame.join(of_number, F.col(NUMBER) == F.col("of_number"), "left").drop("of_number")
+        file_values = self.files.table.select(self._file_columns).take(pa.array(self.rows))
+        file_values = file_values.append_column("of_number", pa.array(self.numbers))
+        values_frame = F.broadcast(local_frame(frame.sparkSession, file_values))
+        return frame.join(values_frame, F.col(NUMBER) == F.col("of_number"), "left").drop("of_number")
 
     @cached_property
     def _file_columns(self) -> list[str]:
         """The columns of `files` that the result needs."""
-        needed_columns = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
+        needed_columns = {column for name in self.scan.metadata_columns for column in _SOURCES.get(name, ())}
         if self.columns.has_partition_values:
             needed_columns.add(PARTITION)
         return [name for name in self.files.table.column_names if name in needed_columns]
 
 
 # -- Count the rows of a scan -----------------------------------------------------------------------------------------
-# The count of a file is exact without reading it if its partition proves that the filter holds for all of its rows, and
-# if no equality delete applies to it, since the matches of equality deletes are unknown. Positions in a deletion vector
-# are distinct, and metadata has their count. Position delete files may list a row twice, or rows of other files, and
-# are decoded. Other files are read, but only the columns that are compared.
+# A file is counted without being read if its partition proves that the filter holds for all of its rows, and if no
+# equality delete applies to it, since the matches of equality deletes are unknown. The positions in a deletion vector
+# are distinct, and metadata contains their count. Position delete files are decoded, since they may list a row twice,
+# or rows of other files. Of the remaining files, only the columns that are compared are read.
 
 
 _PUFFIN: Final = "PUFFIN"
@@ -482,9 +482,9 @@ _BITS_SET: Final = (
 def count_rows(choice: Choice) -> int:
     """Count the rows of a scan.
 
-    The driver counts alone if it plans the files, and if few of them have to be read. Otherwise runs one job over the
-    plan: it adds up the rows if there is no filter and all deletes may be deletion vectors, and collects the files on
-    the driver if not. If files have to be read, another job reads them.
+    The driver counts alone if it plans the files and few of them have to be read. Otherwise, a job runs the plan. If
+    there is no filter and all deletes may be deletion vectors, the job adds up the rows; if not, it collects the files
+    on the driver. If files have to be read, another job reads them.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -504,7 +504,7 @@ def count_rows(choice: Choice) -> int:
             return rows
     marked = replace(plan, rows=with_columns(plan.rows, _matches_whole().alias(_MATCHES_WHOLE)))
     files = _collected(choice, marked, started, _MATCHES_WHOLE)
-    is_counted = _are_counted(files)
+    is_counted = _are_countable(files)
     exact, uncounted = files.filter(is_counted), files.filter(~is_counted)
     rows = _count_by_positions(exact, state)
     if len(uncounted):
@@ -518,7 +518,7 @@ def count_rows(choice: Choice) -> int:
 
 
 def _count_on_driver(choice: Choice) -> int | None:
-    """Add up the live entries of manifests that the driver decodes; None if these don't suffice."""
+    """Add up the rows of live entries in manifests that the driver decodes; return None if these don't suffice."""
     pruned = choice.pruned
     if not pruned.filter.keeps_all or len(choice.deletes):
         return None
@@ -548,7 +548,7 @@ def _vectors_may_be_all(choice: Choice) -> bool:
 
 
 def _count_by_job(planned: DataFrame) -> int | None:
-    """Add up the rows of a plan; None if a file's count is not exact or it has deletes other than deletion vectors."""
+    """Add up the rows of a plan; None if a file's count is inexact, or it has deletes other than deletion vectors."""
     deletes = sql.col(DELETES)
     only_vectors = sql.forall(deletes, lambda delete: sql.call("upper", delete["file_format"]) == _PUFFIN)
     is_exact = _matches_whole() & only_vectors
@@ -566,7 +566,7 @@ def _matches_whole() -> Sql:
     return (sql.col("residual") == TRUE_JSON) & (sql.col("record_count") >= 0)
 
 
-def _are_counted(files: PlannedFiles) -> Flags:
+def _are_countable(files: PlannedFiles) -> Flags:
     """Return which files' rows can be counted without reading them."""
     flags: Flags = files.table.column(_MATCHES_WHOLE).to_numpy() & masks.fits(_listed_word_counts(files))
     flags &= ~files.have(ContentType.EQUALITY_DELETES)
@@ -578,8 +578,8 @@ def _are_counted(files: PlannedFiles) -> Flags:
 def _listed_word_counts(files: PlannedFiles) -> Indices:
     """Return the `word_counts` of files with position delete files; 0 for others."""
     is_listed = files.sets.any(files.shared_deletes(ContentType.POSITION_DELETES))[files.set_codes]
-    of_file = files.file_deletes
-    is_listed[of_file.filter(pc.invert(_are_vectors(of_file))).column("owner").to_numpy()] = True
+    file_deletes = files.file_deletes
+    is_listed[file_deletes.filter(pc.invert(_are_vectors(file_deletes))).column("owner").to_numpy()] = True
     return np.where(is_listed, masks.word_counts(files), 0)
 
 

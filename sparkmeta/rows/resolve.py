@@ -80,7 +80,7 @@ class FromDefault:
 
     Attributes:
         column: the projected column.
-        children: the sources of the fields of a struct, whose default has the defaults of the fields that it lacks.
+        children: for a struct, the sources of its fields. A field that the struct's default lacks has its own default.
     """
 
     column: IcebergColumn
@@ -265,9 +265,9 @@ def can_read(file_type: str, type_name: str) -> bool:
     """Return whether values of a file's type can be read as a table's type.
 
     They can if the types are the same, or if the file's type can be promoted (table spec, Schema Evolution). They also
-    can if the format or writer has fewer types than Iceberg: it stores strings, UUIDs, fixed values and shapes as
-    bytes, times as longs or in milliseconds, or timestamps in another unit or without the time zone. A value that does
-    not fit is an error when it is read.
+    can if the format or writer has fewer types than Iceberg, and so stores strings, UUIDs, fixed values and shapes as
+    bytes, times as longs or in milliseconds, or timestamps in another unit or without the time zone. Reading a value
+    that does not fit raises an error.
     """
     if reads_as(file_type, type_name) or (file_type, type_name) in _SAME:
         return True

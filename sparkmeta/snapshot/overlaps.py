@@ -1,4 +1,4 @@
-"""Which manifests may share a partition with others, by their summaries and statistics."""
+"""Find out which manifests may share a partition with others, by their summaries and statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
-# Types on whose order writers disagree: only equal bounds can be relied on.
+# Writers disagree on the order of floats and UUIDs: only equal bounds can be relied on.
 _FLOATS = ("float", "double")
 _UNORDERED = (*_FLOATS, "uuid")
 SpecFields = Mapping[int, Sequence[tuple[int, str]]]
@@ -27,7 +27,7 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
-    """Return whether each pair of a data and a delete manifest may have files of a common partition.
+    """Return whether each pair of a data and a delete manifest may list files of a common partition.
 
     This is sound for deletes that apply only within their own spec and partition (table spec, Scan Planning).
 
@@ -64,12 +64,12 @@ def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summar
     for spec_id, fields in spec_fields.items():
         rows, columns = (np.flatnonzero(ids == spec_id) for ids in specs)
         if len(rows) and len(columns):
-            meet = np.ones((len(rows), len(columns)), np.bool_)
+            may_share = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
-                    of_data, of_deletes = (summaries(manifests, spec_id, field_id) for manifests in (data, deletes))
-                    meet &= _meet(of_data.take(pa.array(rows)), of_deletes.take(pa.array(columns)), name)
-            flags[np.ix_(rows, columns)] = meet
+                    left, right = (summaries(manifests, spec_id, field_id) for manifests in (data, deletes))
+                    may_share &= _may_share_value(left.take(pa.array(rows)), right.take(pa.array(columns)), name)
+            flags[np.ix_(rows, columns)] = may_share
     return flags
 
 
@@ -80,45 +80,45 @@ def _listed_summaries(manifests: pa.Table, _: int, field_id: int) -> pa.StructAr
 def _leaf_summaries(
     sources: Mapping[int, Mapping[int, int]], manifests: pa.Table, spec_id: int, field_id: int
 ) -> pa.StructArray:
-    """Convert stats to a partition summary; null if they don't determine which values there are.
+    """Convert stats to a partition summary; null if they don't bound the values.
 
-    A file may have only a lower bound; without one, its value is null or NaN. A leaf without bounds has only nulls and
-    NaNs if their counts cover all of its values; otherwise its bounds are unknown.
+    A file may have only a lower bound; if it has no bound, its value is null or NaN. A leaf without bounds contains
+    only nulls and NaNs if their counts cover all of its values; otherwise its bounds are unknown.
     """
     stats = pc.struct_field(whole(manifests.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
     lower, upper, values, nulls, nans = (pc.struct_field(stats, [name]) for name in (*BOUNDS, *COUNTS))
     is_file = pc.equal(whole(manifests.column("content_type")), int(ContentType.DATA))
-    bare = pc.and_(is_file, lower.is_null())
+    is_null_or_nan = pc.and_(is_file, lower.is_null())
     only_missing = pc.fill_null(pc.equal(pc.add(pc.fill_null(nulls, 0), pc.fill_null(nans, 0)), values), False)
     unknown = pc.and_(pc.and_(lower.is_null(), pc.invert(is_file)), pc.invert(only_missing))
     children = {
-        "contains_null": pc.or_(bare, pc.fill_null(pc.greater(nulls, 0), True)),
-        "contains_nan": pc.or_(bare, pc.fill_null(pc.greater(nans, 0), True)),
+        "contains_null": pc.or_(is_null_or_nan, pc.fill_null(pc.greater(nulls, 0), True)),
+        "contains_nan": pc.or_(is_null_or_nan, pc.fill_null(pc.greater(nans, 0), True)),
         "lower_bound": lower,
         "upper_bound": pc.if_else(is_file, pc.coalesce(upper, lower), upper),
     }
     return pa.StructArray.from_arrays([*children.values()], names=[*children], mask=pc.or_(stats.is_null(), unknown))
 
 
-def _meet(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flags:
+def _may_share_value(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flags:
     """Return whether each pair of a data and a delete summary may have a value in common."""
     lower, upper = _ranks(data, deletes)
-    of_data, of_deletes = slice(None, len(data)), slice(len(data), None)
+    data_rows, delete_rows = slice(None, len(data)), slice(len(data), None)
     broken = lower > upper
     if type_name not in _UNORDERED:
-        not_above = np.less_equal.outer(lower[of_data], upper[of_deletes])
-        meet = not_above & np.greater_equal.outer(upper[of_data], lower[of_deletes])
+        not_above = np.less_equal.outer(lower[data_rows], upper[delete_rows])
+        may_share = not_above & np.greater_equal.outer(upper[data_rows], lower[delete_rows])
     else:
         single = lower == upper
-        both_single = np.logical_and.outer(single[of_data], single[of_deletes])
-        meet = ~both_single | np.equal.outer(lower[of_data], lower[of_deletes])
+        both_single = np.logical_and.outer(single[data_rows], single[delete_rows])
+        may_share = ~both_single | np.equal.outer(lower[data_rows], lower[delete_rows])
     bounded = lower >= 0
-    flags: Flags = np.logical_and.outer(bounded[of_data], bounded[of_deletes]) & meet
+    flags: Flags = np.logical_and.outer(bounded[data_rows], bounded[delete_rows]) & may_share
     names = ("contains_null", "contains_nan") if type_name in _FLOATS else ("contains_null",)
     for name in names:
         flags |= np.logical_and.outer(_may_contain(data, name), _may_contain(deletes, name))
     unknown: Flags = np.logical_or.outer(
-        _unknown(data, names) | broken[of_data], _unknown(deletes, names) | broken[of_deletes]
+        _unknown(data, names) | broken[data_rows], _unknown(deletes, names) | broken[delete_rows]
     )
     return flags | unknown
 
@@ -143,7 +143,7 @@ def _is_nan(values: pa.Array) -> pa.Array:
 
 
 def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any, Any]]:
-    """Return the lower and upper bounds of both as integers of the same order; -1 for a missing bound."""
+    """Return all lower bounds and all upper bounds as integers in the same order; -1 for a missing bound."""
     columns = [
         pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound") for summaries in (data, deletes)
     ]

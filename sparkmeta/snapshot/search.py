@@ -48,9 +48,9 @@ def manifests_where(manifests: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa
 
     Manifests of a partition are often adjacent, and a slice of them copies none of their many columns of stats.
     """
-    places = np.flatnonzero(pc.fill_null(whole(rows), False))
-    if not len(places) or places[-1] - places[0] == len(places) - 1:
-        return manifests.slice(places[0] if len(places) else 0, len(places))
+    indices = np.flatnonzero(pc.fill_null(whole(rows), False))
+    if not len(indices) or indices[-1] - indices[0] == len(indices) - 1:
+        return manifests.slice(indices[0] if len(indices) else 0, len(indices))
     return manifests.filter(rows)
 
 
@@ -87,8 +87,8 @@ def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Tab
 
     Args:
         leaves: rows of `state.manifests`.
-        partitions: has `partition_spec_id` and, if the table has partition fields, `partition`, a struct of the values
-            by partition field id. Other columns are ignored.
+        partitions: the columns `partition_spec_id` and, if the table has partition fields, `partition`, a struct of the
+            values by partition field id. Other columns are ignored.
     """
     distinct = _distinct(partitions)
     if not len(distinct) or not len(leaves):
@@ -138,7 +138,7 @@ def _distinct(partitions: pa.Table) -> pa.Table:
 
 
 def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
-    """Return one manifest per partition, with the summaries of a manifest that has only this partition."""
+    """Return one manifest per partition, with the summaries of a manifest of only this partition."""
     specs = whole(partitions.column(_SPEC))
     if PARTITION not in partitions.column_names:
         return pa.table({_SPEC: specs})
@@ -161,11 +161,11 @@ def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:
     rows, specs = len(partitions), whole(partitions.column(_SPEC))
     values: dict[int, pa.Array] = {}
     for spec_id, fields in state.types.tuple_sources.items():
-        of_spec = pc.equal(specs, spec_id)
+        is_of_spec = pc.equal(specs, spec_id)
         for field_id, source in fields:
             kind = bound_arrow_type(state.types.stats_types[source])
             value = pc.struct_field(whole(partitions.column(PARTITION)), str(field_id)).cast(kind)
-            values[source] = pc.if_else(of_spec, value, values.get(source, pa.nulls(rows, kind)))
+            values[source] = pc.if_else(is_of_spec, value, values.get(source, pa.nulls(rows, kind)))
     structs = [_file_stats(values[source]) for source in values]
     stats = pa.StructArray.from_arrays(structs, names=[*map(str, values)]) if structs else pa.array([{}] * rows)
     kinds = pa.repeat(pa.scalar(int(ContentType.DATA), pa.int32()), rows)
@@ -182,8 +182,8 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
 
 
 # -- Find live entries of a tree by path ------------------------------------------------------------------------------
-# The result for a leaf stays valid until the leaf or its deletion vector changes, so a retried commit searches only
-# what other commits wrote.
+# The result for a leaf stays valid until the leaf or its deletion vector changes, so a retried commit searches only the
+# leaves that other commits wrote.
 
 
 # The columns of an entry that a search returns.
@@ -264,7 +264,7 @@ class LeafMemo:
     def keep(
         self, state: TableState, manifests: pa.Table, entries: pa.Table, paths: frozenset[str] = frozenset()
     ) -> None:
-        """Keep the results for leaves among the manifests, but not for the root, which changes with each commit."""
+        """Remember the results for the leaves among the manifests, but not for the root, which each commit changes."""
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
         by_manifest = rows_by_manifest(entries)
         leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
@@ -274,7 +274,8 @@ class LeafMemo:
             self._hits.setdefault(leaf, []).append(_LeafHits(masks.get(location), paths, hits))
 
 
-# The location and content type of a leaf. Data files and the deletion vectors in their entries have one location.
+# The location and content type of a leaf. A leaf of data files and the leaf of the vectors in its entries share a
+# location.
 _Leaf = tuple[str, int]
 
 
@@ -300,7 +301,7 @@ class PathSearch:
         """Find files by `location`. Each stage searches for the files that earlier stages did not find.
 
         Args:
-            names: few files.
+            names: the files to find, which should be few.
             stages: functions that return the manifests to search. Each manifest is searched once.
 
         Returns:
@@ -433,7 +434,7 @@ def _search_leaves(
 
 
 def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
-    """Search manifests of other layouts, and leaves that only Spark's own sources can read; many by a Spark query."""
+    """Search manifests of other layouts, and leaves that only Spark can read. For many manifests, run a Spark query."""
     entries = live_relation(state, manifests)
     if len(values) <= _LITERALS:
         return collected(where(entries, sql.col(column).isin(list(values))))

@@ -54,7 +54,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class _PlanPart:
-    """What a state for plans reads of the state `whole`: the stats of partition values and of some columns."""
+    """The part of `whole` that a state for plans reads: the stats of partition values and of some columns."""
 
     whole: TableState
     columns: frozenset[int]
@@ -64,15 +64,15 @@ class _PlanPart:
 class TableState:
     """A table's metadata and one of its snapshots.
 
-    Everything is derived from files that never change, so each result is computed once and kept.
+    Everything is derived from files that never change, so each result is computed once and cached.
 
     Args:
-        sessions: where the session comes from when one is needed.
+        sessions: the source of the session, for when a session is needed.
         files: opens the table's files on the driver.
         metadata: the table's metadata.
         snapshot: the snapshot to read; None if the table is empty.
         root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
-        reports: where reports on scans and commits go; None if none are made.
+        reports: where reports on scans and commits go; None for no reports.
         part: see `for_plan`; None for every other state.
     """
 
@@ -94,7 +94,7 @@ class TableState:
         return self._checked_session(self.sessions.get())
 
     def at(self, snapshot: Snapshot | None) -> TableState:
-        """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
+        """Return the table at a snapshot: this state itself if its snapshot and its settings are the same."""
         if self.part is not None:
             return self.whole.at(snapshot)
         is_same = snapshot == self.snapshot and self.root is None and self.sessions.settings() == self.settings
@@ -108,8 +108,9 @@ class TableState:
     def for_plan(self, columns: Iterable[int]) -> TableState:
         """Return a state for plans that need the stats of some columns; see `Tree.root_with`.
 
-        Stats are most of a root. The first plan of a state reads these stats, and the stats of partition values. If
-        another plan needs the stats of other columns, it reads all, and later plans use them.
+        Stats make up the largest part of a root. The first plan of a state reads only the stats that it needs, and the
+        stats of partition values. If another plan needs the stats of other columns, it reads all stats, which later
+        plans then use.
         """
         if self.snapshot is None or not self.snapshot.has_root or self.root is not None or "tree" in vars(self):
             return self
@@ -125,7 +126,7 @@ class TableState:
         """Return a branch or tag.
 
         Raises:
-            NoSuchSnapshotError: the table has none of that name.
+            NoSuchSnapshotError: the table has no branch or tag of that name.
         """
         if name not in self.metadata.refs:
             raise NoSuchSnapshotError(f"{self.metadata.location} has no branch or tag {name!r}")
@@ -171,7 +172,7 @@ class TableState:
 
     @cached_property
     def layout(self) -> TreeLayout:
-        """The layout of the table's metadata tree; the proposal's for a table with manifest lists."""
+        """The layout of the table's metadata tree; for a table with manifest lists, the layout of the proposal."""
         from sparkmeta.spec.metadata import tree_layout
         from sparkmeta.spec.tree_layout import PROPOSAL
 
@@ -240,7 +241,7 @@ class TableState:
         return manifests_of_list(self.manifest_files, self.types.spec_fields, location)
 
     def with_manifests(self, ids: Collection[int]) -> TableState:
-        """Return this state with some of its manifests, given by their small ids, as if it had no others."""
+        """Return this state restricted to some of its manifests, given by their small ids."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -272,7 +273,7 @@ class TableState:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def projection(self, columns: Iterable[str] | None = None, stats: Iterable[int] = ()) -> EntryProjection:
-        """Return a projection of entries; see `TableTypes.projection`. By default, it has `FILE_COLUMNS`."""
+        """Return a projection of entries, by default of `FILE_COLUMNS`; see `TableTypes.projection`."""
         from sparkmeta.entries.projection import FILE_COLUMNS
 
         return self.types.projection(FILE_COLUMNS if columns is None else columns, stats)
@@ -288,13 +289,13 @@ class TableState:
         Args:
             manifests: rows of `manifests`.
             projection: the columns and statistics to read.
-            placement: where to read them; by default the driver decodes few Avro manifests immediately, and all else
-                is lazy.
+            placement: where to read them. By default, the driver decodes few Avro manifests immediately; others are
+                read lazily.
         """
         return self.reader.entries(manifests, projection, placement)
 
     def live_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
-        """Return the live entries of some of `manifests`; see `entries`. The projection must have `version_info`."""
+        """Return the live entries of some of `manifests`; see `entries`. The projection must contain `version_info`."""
         from sparkmeta.entries.live import is_live_entry
 
         return self.entries(manifests, projection).where(is_live_entry().text)
@@ -350,7 +351,7 @@ class TableState:
         return self._reader
 
     def _checked_session(self, session: SparkSession) -> SparkSession:
-        """Return a session, after a check that its server sees the files of a table that was opened on this machine.
+        """Check that a session's server sees the files of a table that was opened on this machine; return the session.
 
         A table that is opened before there is a session has local files. A Spark Connect server may have another disk.
 
