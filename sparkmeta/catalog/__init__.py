@@ -15,13 +15,13 @@ __all__ = ["Catalog", "load_catalog"]
 def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     """Load a catalog by pyiceberg's configuration: its file, environment variables and properties.
 
-    There is one additional type: ``type="hadoop", warehouse=...`` has the tables in the folders of a warehouse, like
+    There is one additional type: ``type="hadoop", warehouse=...`` serves the tables in the folders of a warehouse, like
     Iceberg's Hadoop catalog. A relative path starts at the current folder. With properties of a FileIO, such as
     ``s3.endpoint``, this FileIO opens a warehouse on a store. Otherwise Spark opens it, and the tables are read-only.
 
-    If pyiceberg's configuration does not have the catalog, Spark's is searched:
-    ``load_catalog("prod")`` then opens the Iceberg catalog of ``spark.sql.catalog.prod`` and its properties in the
-    running session.
+    If pyiceberg's configuration does not contain the catalog, Spark's is searched:
+    ``load_catalog("prod")`` then opens the Iceberg catalog that ``spark.sql.catalog.prod`` and its properties define in
+    the running session.
 
     Raises:
         InvalidArgumentError: properties are missing, or don't describe a catalog.

@@ -1,4 +1,4 @@
-"""`Catalog`: the operations that all catalogs have, by pyiceberg's names."""
+"""`Catalog`: the operations of all catalogs, under pyiceberg's names."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class Catalog(HoldsViews):
         Args:
             schema: the columns: a schema of pyiceberg or Arrow, or of Spark, such as `df.schema`. Columns get new ids.
             partition_by: the partition fields, instead of `partition_spec`: columns and their transforms, such as
-                `["day(ts)", "bucket(16, id)", "country"]`. A bucket takes several columns: `bucket(16, country, id)`.
+                `["day(ts)", "bucket(16, id)", "country"]`. A bucket may have several columns:
+                `bucket(16, country, id)`.
             sort_by: the sort fields, instead of `sort_order`, such as `["ts DESC", "id"]`.
             format_version: 1, 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
                 `format-version`, or else to 2.
@@ -114,7 +115,7 @@ class Catalog(HoldsViews):
             ValidationError: a column, a field of the layout or a property is invalid.
             CommitStateUnknownError: the catalog did not respond; the table may exist.
         """
-        # Here, since loading a catalog should not load Arrow.
+        # Imported here, since loading a catalog should not load Arrow.
         from sparkmeta.catalog.new_table import metadata_of_new_table
 
         metadata_at = partial(
@@ -230,8 +231,8 @@ class Catalog(HoldsViews):
         """Plan a new table that takes the place of a source: Iceberg's procedure `migrate`.
 
         The folder of the table is the source's folder, and the table owns all files: maintenance may delete them. Drop
-        a table of Spark's catalog afterwards. It must be external, so that its files stay. Otherwise as
-        `snapshot_table`.
+        a table of Spark's catalog afterwards. It must be external, so that its files stay. Arguments and
+        errors are as for `snapshot_table`.
         """
         from sparkmeta.maintain.take_in import TakeIn
 
@@ -294,7 +295,7 @@ class Catalog(HoldsViews):
 
     @abstractmethod
     def _files_at(self, location: str, spark: SparkSession | None) -> Files:
-        """Return what opens files at a location that belongs to no table of the catalog."""
+        """Return the opener of files at a location that belongs to no table of the catalog."""
 
     @abstractmethod
     def register_table(
@@ -315,7 +316,7 @@ class Catalog(HoldsViews):
         metadata_location: str | None = None,
         spark: SparkSession | None = None,
     ) -> RecoveryPlan:
-        """Plan to recover a table whose current metadata file is lost or cut. Nothing changes before `commit()`.
+        """Plan to recover a table whose current metadata file is lost or truncated. Nothing changes before `commit()`.
 
         The newest metadata file that can be read becomes current. The commits since then are lost. So are the commits
         of files that the folder lacks.
@@ -325,7 +326,7 @@ class Catalog(HoldsViews):
             location: its folder. Defaults to the folder of the metadata file that the catalog names. A catalog of
                 folders knows it.
             metadata_location: the metadata file to take, by its name or location. Defaults to the newest that can be
-                read. In catalogs with names for tables, a newer file may be left of a commit that failed.
+                read. Except in a catalog of folders, a newer file may be left of a commit that failed.
             spark: the session.
 
         Raises:
@@ -397,8 +398,8 @@ class Catalog(HoldsViews):
         """Examine the health of all tables whose names match a pattern: `print(catalog.health("sales.*"))`.
 
         Several tables are examined at once, small ones without Spark and large ones by jobs, as by
-        `table.maintenance.health()`. A table that can't be loaded or examined is a row with its error. No table of the
-        pattern changes.
+        `table.maintenance.health()`. A table that can't be loaded or examined appears as a row with its error. No table
+        of the pattern changes.
 
         Args:
             pattern: a name, in which `*` and `?` stand for any characters.
@@ -407,7 +408,7 @@ class Catalog(HoldsViews):
                 draws the last 30.
             at_once: the number of tables that are examined at once. Defaults to the number of processors, at least 4.
             spark: a session for large tables.
-            thresholds: the arguments of `table.maintenance.health()`. All tables need columns that are named.
+            thresholds: the arguments of `table.maintenance.health()`. Columns that they name must be in all tables.
 
         Raises:
             NoSuchTableError: the pattern matches no table.

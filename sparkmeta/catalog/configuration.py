@@ -33,7 +33,7 @@ _CLASSES: Final = {
 }
 # The type of Spark's catalog if neither its type nor its class is set.
 _DEFAULT_TYPE: Final = "hive"
-# FileIOs that choose by a location's scheme, or that its scheme chooses, as pyiceberg does.
+# FileIOs that choose an implementation by a location's scheme, or that the scheme implies, as in pyiceberg.
 _FILE_IOS: Final = {
     f"org.apache.iceberg.{name}"
     for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
@@ -53,7 +53,7 @@ def spark_catalog(name: str, spark: SparkSession | None = None) -> dict[str, str
 
     Args:
         name: the catalog.
-        spark: the session; by default the one that runs.
+        spark: the session. Defaults to the running one.
 
     Returns:
         None if no session runs, or Spark has no Iceberg catalog of the name.

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 # Maximum levels of namespaces below a warehouse.
-_DEEPEST = 3
+_MAX_LEVELS = 3
 # The properties of a namespace. With this file, a folder without tables is a namespace too.
 _NAMESPACE_FILE = "namespace.json"
-# The pattern of files that the folder of every table or view has.
-_OF_TABLE = f"{METADATA}/{METADATA_FILES}"
+# The pattern of files that the folder of every table or view contains.
+_METADATA_PATTERN = f"{METADATA}/{METADATA_FILES}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class FileSystemCatalog(Catalog):
         self._refuse(identifier, f"{metadata_location} can't be registered here: open it by its path")
 
     def _recovery(self, identifier: Identifier, location: str | None, spark: SparkSession | None) -> Recovery:
-        """See `Catalog._recovery`. The newest file is current; newer ones are renamed."""
+        """See `Catalog._recovery`. The newest file is always current, so files after the chosen one are renamed."""
         from sparkmeta.catalog.recovery import Recovery
 
         names = as_names(identifier, 1)
@@ -211,8 +211,8 @@ class FileSystemCatalog(Catalog):
         names = as_names(namespace)
         full_name = ".".join(names)
         texts = property_texts(f"{full_name}: properties", properties)
-        if not 1 <= len(names) <= _DEEPEST:
-            problem = f"namespaces of a file system catalog have 1 to {_DEEPEST}"
+        if not 1 <= len(names) <= _MAX_LEVELS:
+            problem = f"namespaces of a file system catalog have 1 to {_MAX_LEVELS}"
             raise ValidationError(f"the namespace {shown(full_name)} has {len(names)} levels: {problem}")
         if self.namespace_exists(names, spark):
             raise NamespaceAlreadyExistsError(f"{full_name}: the namespace already exists")
@@ -235,9 +235,9 @@ class FileSystemCatalog(Catalog):
         files = self._views(spark).files
         if files.exists(self._namespace_file(names)):
             return True
-        if not names or files.glob(self._folder(names), _OF_TABLE):
+        if not names or files.glob(self._folder(names), _METADATA_PATTERN):
             return False
-        return any(self._names_at(names, depth, spark) for depth in range(_DEEPEST))
+        return any(self._names_at(names, depth, spark) for depth in range(_MAX_LEVELS))
 
     def list_namespaces(self, namespace: Identifier = (), spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty.
@@ -249,7 +249,7 @@ class FileSystemCatalog(Catalog):
         return self._namespaces(names, spark)
 
     def _namespaces(self, names: tuple[str, ...], spark: SparkSession | None) -> list[tuple[str, ...]]:
-        names_below = set().union(*(self._names_at(names, depth, spark) for depth in range(1, _DEEPEST + 1)))
+        names_below = set().union(*(self._names_at(names, depth, spark) for depth in range(1, _MAX_LEVELS + 1)))
         return [(*names, name) for name in sorted(names_below.difference(self._relations(names, spark)))]
 
     def _names_at(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> set[str]:
@@ -268,11 +268,11 @@ class FileSystemCatalog(Catalog):
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
         """Return the sorted first names of the tables and views `depth` levels below a namespace."""
-        return self._first_names(names, [*["*"] * (depth + 1), _OF_TABLE], spark)
+        return self._first_names(names, [*["*"] * (depth + 1), _METADATA_PATTERN], spark)
 
     def _first_names(self, names: tuple[str, ...], pattern: list[str], spark: SparkSession | None) -> list[str]:
         # A table may have any number of folders.
-        return first_names(self._views(spark).files, self._folder(names), "/".join(pattern), _OF_TABLE)
+        return first_names(self._views(spark).files, self._folder(names), "/".join(pattern), _METADATA_PATTERN)
 
     def _namespace_file(self, names: tuple[str, ...]) -> str:
         return join(self._folder(names), _NAMESPACE_FILE)

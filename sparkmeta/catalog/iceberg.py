@@ -280,7 +280,7 @@ class IcebergCatalog(Catalog):
     def _registered_again(
         self, names: tuple[str, ...], location: str, current: str | None, is_unknown: bool, spark: SparkSession | None
     ) -> Table:
-        """Register a metadata file in place of the table's current one, in a catalog that can't exchange them.
+        """Register a metadata file in place of the table's current one, in a catalog that can't swap them.
 
         Raises:
             CommitFailedError: the catalog names another file by now.
@@ -466,7 +466,7 @@ class IcebergCatalog(Catalog):
 
     @property
     def belongs_to_thread(self) -> bool:
-        """Whether the catalog is a database in memory, which each thread would have another one of."""
+        """Whether the catalog is a database in memory, since each thread would open a separate one."""
         if not self._is_sql:
             return False
         url = cast("SqlCatalog", self.pyiceberg).engine.url
@@ -525,7 +525,7 @@ def _locating(catalog: PyIcebergCatalog) -> PyIcebergCatalog:
 
 
 def _is_a(catalog: PyIcebergCatalog, module: str, name: str) -> bool:
-    """Return whether a catalog is of a class whose module needs libraries that may not be installed."""
+    """Return whether a catalog is an instance of a class, whose module may need libraries that are not installed."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(catalog, getattr(loaded, name))
 

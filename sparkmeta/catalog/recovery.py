@@ -1,4 +1,4 @@
-"""Recover a table whose metadata file is lost or cut, from the metadata files in its folder."""
+"""Recover a table whose metadata file is lost or truncated, from the metadata files in its folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Recovery:
         name: the table.
         folder: its metadata folder.
         files: opens its metadata files.
-        sessions: where a session comes from.
+        sessions: the source of the session.
         current: the file that the catalog names; None if it names none.
         restore: makes a version current, given it and the newer files, and returns the table.
         is_unknown: whether the catalog has the table, and did not say which file is current.
@@ -113,7 +113,7 @@ class RecoverySummary(PlanSummary):
 
 @dataclass(frozen=True)
 class RecoveryPlan(Plan[BaseTable, "Table"]):
-    """A plan to make the newest metadata file that can be read the current one, carried out by `commit`.
+    """A plan to make the newest readable metadata file current, carried out by `commit`.
 
     Attributes:
         metadata_location: the chosen file.
@@ -182,7 +182,7 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
     If the catalog names a file, no other file with its number or a higher one was committed.
 
     Args:
-        recovery: where they are.
+        recovery: names the folder of the files.
         chosen: the name or location of the file to take; None for the newest that can be read.
 
     Raises:
@@ -221,12 +221,12 @@ def candidates(recovery: Recovery, chosen: str | None) -> list[Candidate]:
 
 
 def _listed(recovery: Recovery, chosen: str | None) -> Iterator[Candidate]:
-    """Yield the metadata files, newest first, without the ones that were never committed."""
+    """Yield the metadata files, newest first, except for files that were never committed."""
     current = None if recovery.current is None else file_name(recovery.current)
-    least_unknown = None if current is None or chosen is not None else number_of(current)
+    first_uncommitted = None if current is None or chosen is not None else number_of(current)
     for location in metadata_files(recovery.files, recovery.folder):
         number = number_of(location) or 0
-        if least_unknown is not None and file_name(location) != current and number >= least_unknown:
+        if first_uncommitted is not None and file_name(location) != current and number >= first_uncommitted:
             continue
         try:
             yield Candidate(location, number, load_version(recovery.files, location), None)

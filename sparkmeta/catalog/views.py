@@ -136,7 +136,7 @@ class HoldsViews(ABC):
     ) -> View:
         """Add the view of a metadata file to the catalog.
 
-        A SQL catalog points to the file, and a REST catalog does what its server does. A file system warehouse copies
+        A SQL catalog points to the file. In a REST catalog, the server decides. A file system warehouse copies
         the file into the view's folder. The view keeps its UUID and its versions.
 
         Raises:

@@ -71,7 +71,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
 
 
 def _committed(table: TableT, steps: Sequence[Step], tried: list[int]) -> TableT:
-    """See `commit_steps`. `tried` gets the numbers of attempts."""
+    """Do the work of `commit_steps`, and append the number of each attempt to `tried`."""
     refuse_read_only(table)
     retries = commit_retries(table.metadata.properties)
     started = time.monotonic()
@@ -150,7 +150,8 @@ def _newer_after(
 def _current(table: TableT, steps: Sequence[Step]) -> TableT:
     """Return the version of the table for the first attempt.
 
-    A catalog that accepts updates would not notice that, for example, a snapshot to publish has expired.
+    Refresh the table if its catalog accepts updates rather than whole metadata. Such a catalog would not notice that,
+    for example, a snapshot to publish has expired.
     """
     return table if table.operations.replaces_metadata else _refreshed(table, steps)
 

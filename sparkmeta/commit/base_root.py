@@ -1,4 +1,4 @@
-"""Load the root that a commit edits, or convert the manifest list of an upgraded table to one (semantics 19.2)."""
+"""Load the root that a commit edits, or convert the manifest list of an upgraded table to a root (semantics 19.2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _STATUSES = (Status.ADDED, Status.EXISTING, Status.DELETED)
 _COUNTS = (*FILE_COUNTS, *ROW_COUNTS)
-_NOTHING = dict.fromkeys(_COUNTS, 0)
+_ZERO_COUNTS = dict.fromkeys(_COUNTS, 0)
 
 
 def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
@@ -43,7 +43,7 @@ def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
     rows = stats.to_pylist()
     ids = manifests.column("manifest").to_pylist()
     filled = [
-        {**row, **counted.get(manifest, _NOTHING)} if lacks else row
+        {**row, **counted.get(manifest, _ZERO_COUNTS)} if lacks else row
         for row, manifest, lacks in zip(rows, ids, lacks_counts.to_pylist(), strict=True)
     ]
     return pa.array(filled, stats.type)
@@ -111,10 +111,10 @@ def base_root(head: TableState, *, converts: bool = False) -> BaseRoot:
 
     Args:
         head: the table at the head of a branch.
-        converts: whether the commit gives the tree the table's layout.
+        converts: whether the commit converts the tree to the table's layout.
 
     Raises:
-        UnsupportedError: the tree has another layout than the table, as after a rollback to an earlier snapshot.
+        UnsupportedError: the tree's layout differs from the table's, as after a rollback to an earlier snapshot.
     """
     if head.snapshot is None:
         return BaseRoot(None)
@@ -204,15 +204,15 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
         summaries = manifests.column(SUMMARIES).combine_chunks()
         specs = manifests.column("partition_spec_id")
         for spec_id, sources in head.types.tuple_sources.items():
-            of_spec = whole(pc.equal(specs, spec_id))
+            in_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:
-                of_field = _stats_of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
-                bounds[source] = of_field if source not in bounds else pc.if_else(of_spec, of_field, bounds[source])
+                stats = _stats_of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, in_spec)
+                bounds[source] = stats if source not in bounds else pc.if_else(in_spec, stats, bounds[source])
     children = [bounds.get(int(field.name), pa.nulls(row_count, field.type)) for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * row_count, kind)
 
 
-def _stats_of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
+def _stats_of_summary(summary: pa.StructArray, kind: pa.StructType, in_spec: pa.Array) -> pa.StructArray:
     """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics 19.2)."""
     row_count = len(summary)
     zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
@@ -230,5 +230,5 @@ def _stats_of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.
         values[field.name].cast(field.type) if field.name in values else pa.nulls(row_count, field.type)
         for field in kind
     ]
-    is_absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
+    is_absent = pc.invert(pc.and_(in_spec, summary.is_valid()))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=is_absent)

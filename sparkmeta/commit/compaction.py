@@ -83,7 +83,7 @@ def scope_of(
         busy: leaves not to rewrite.
         files: whether files of the root itself may move.
         convertible: leaves in the layout of versions 1 to 3 that may be rewritten, rows of `state.manifests`. With
-            them, leaves of other libraries may be rewritten. None for only leaves of this package.
+            them, leaves of other libraries may be rewritten. If None, only leaves of this package may be.
 
     Raises:
         ValidationError: an option is not valid for the table.
@@ -138,7 +138,7 @@ def _target_bytes(options: CompactionOptions, tree: TreeOptions, root: Root, sta
         return tree.leaf_target_bytes
     leaves = root.leaves
     sizes = zip(leaves.column("file_size_in_bytes").to_pylist(), leaves.column("record_count").to_pylist(), strict=True)
-    largest = max((size // count for size, count in sizes if count and count >= _MANY_ENTRIES), default=0)
+    largest = max((size // count for size, count in sizes if count and count >= _MIN_MEASURED_ENTRIES), default=0)
     if target < largest:
         raise ValidationError(
             f"{state.metadata.location}: target_leaf_bytes is {target}: one entry takes {largest} bytes already"
@@ -147,7 +147,7 @@ def _target_bytes(options: CompactionOptions, tree: TreeOptions, root: Root, sta
 
 
 # Leaves with fewer entries consist mostly of their footer.
-_MANY_ENTRIES = 100
+_MIN_MEASURED_ENTRIES = 100
 
 
 def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
@@ -212,7 +212,7 @@ def _tree_leaves(state: TableState) -> pa.Table:
 
 
 def _foreign_leaves(state: TableState) -> pa.Table:
-    """Return the rows of `state.manifests` for leaves of other libraries, if the root is of this package's layout."""
+    """Return the rows of `state.manifests` for leaves of other libraries, if the root has this package's layout."""
     assert state.tree is not None
     manifests = in_files(state.manifests)
     return manifests.filter(state.tree.is_foreign(manifests)) if state.layout.spark_reads else manifests.slice(0, 0)

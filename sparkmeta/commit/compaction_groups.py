@@ -24,7 +24,8 @@ from sparkmeta.spec.entry import ContentType
 
 _Longs = np.ndarray[Any, np.dtype[np.int64]]
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
-_LEAST, _MOST = -1, 1 << 40
+# Ranks before and after all bounds.
+_START, _END = -1, 1 << 40
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class LeafRanges:
 
     @cached_property
     def order(self) -> _Longs:
-        """The rows sorted by the beginning of their intervals."""
+        """The rows, sorted by the starts of their intervals."""
         return np.lexsort((self.upper, self.lower))
 
     @cached_property
@@ -72,8 +73,8 @@ class LeafRanges:
             return []
         order = self.order
         reach = np.maximum.accumulate(self.upper[order])
-        begins = self.lower[order][1:] >= reach[:-1]
-        return np.split(order, np.flatnonzero(begins) + 1)
+        starts_component = self.lower[order][1:] >= reach[:-1]
+        return np.split(order, np.flatnonzero(starts_component) + 1)
 
     def mean_overlaps(self) -> float:
         """Return the mean number of other leaves that a leaf overlaps; 0.0 without leaves."""
@@ -96,8 +97,8 @@ def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] =
     differs = lower != upper
     first_difference = np.where(differs.any(axis=1), differs.argmax(axis=1), len(bounds))
     is_behind = np.arange(len(bounds)) > first_difference[:, None]
-    unknown = (((lower == _LEAST) | (upper == _MOST)) & ~is_behind).any(axis=1)
-    lower, upper = np.where(is_behind, _LEAST, lower), np.where(is_behind, _MOST, upper)
+    unknown = (((lower == _START) | (upper == _END)) & ~is_behind).any(axis=1)
+    lower, upper = np.where(is_behind, _START, lower), np.where(is_behind, _END, upper)
     ranks = _tuple_ranks(np.concatenate([lower, upper]))
     return LeafRanges(ranks[: len(leaves)], ranks[len(leaves) :], unknown)
 
@@ -117,11 +118,11 @@ def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Lon
     nulls, values = stats["null_value_count"], stats["value_count"]
     distinct = pc.unique(pa.concat_arrays([lower, upper])).drop_null()
     ordered = distinct.take(pc.sort_indices(distinct))
-    lower_ranks = pc.fill_null(pc.index_in(lower, ordered), _LEAST).to_numpy(zero_copy_only=False).astype(np.int64)
+    lower_ranks = pc.fill_null(pc.index_in(lower, ordered), _START).to_numpy(zero_copy_only=False).astype(np.int64)
     upper_ranks = pc.index_in(upper, ordered).cast(pa.int64())
-    upper_ranks = pc.fill_null(upper_ranks, _MOST).to_numpy(zero_copy_only=False).astype(np.int64)
+    upper_ranks = pc.fill_null(upper_ranks, _END).to_numpy(zero_copy_only=False).astype(np.int64)
     is_inverted = lower_ranks > upper_ranks
-    lower_ranks, upper_ranks = np.where(is_inverted, _LEAST, lower_ranks), np.where(is_inverted, _MOST, upper_ranks)
+    lower_ranks, upper_ranks = np.where(is_inverted, _START, lower_ranks), np.where(is_inverted, _END, upper_ranks)
     end = len(ordered)
     only_null = pc.fill_null(pc.and_(pc.equal(nulls, values), pc.greater(values, 0)), False)
     only_null = pc.and_(only_null, lower.is_null()).to_numpy(zero_copy_only=False)
@@ -194,7 +195,7 @@ class Group:
         leaves: row numbers in the root's table, in the order of the clustering columns.
         files: row numbers in the root's table.
         parts: the expected number of new leaves.
-        exchanged: whether entries are sorted among tasks; otherwise one task reads the whole group.
+        exchanged: whether Spark sorts entries across tasks; otherwise one task reads the whole group.
         gain: the benefit of rewriting the group, for comparisons.
     """
 
@@ -219,7 +220,7 @@ class CompactionGroups:
     reasons: Mapping[int, tuple[Reason, ...]] = field(default_factory=dict)
 
     def of(self, groups: Sequence[Group]) -> CompactionGroups:
-        """Return the choice of only the given groups."""
+        """Return the choice restricted to the given groups."""
         ordinals = {ordinal for group in groups for ordinal in (*group.leaves, *group.files)}
         return CompactionGroups(
             tuple(groups), {ordinal: reasons for ordinal, reasons in self.reasons.items() if ordinal in ordinals}
@@ -236,7 +237,7 @@ class CompactionGroups:
 
 
 # -- Choose the leaves and files that a compaction rewrites -----------------------------------------------------------
-# Leaves are chosen by their root entry alone: size, bounds, and the number of masked entries.
+# Leaves are chosen by their root entries alone: size, bounds, and the number of masked entries.
 
 
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -253,9 +254,9 @@ class Scope:
         sources: spec id -> ids of the stats that hold partition values.
         flushed: locations of leaves that a flush wrote. A flush does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
-        foreign: row numbers of leaves that other libraries may have written, in whose statistics tasks find fields.
-        rewrites_all: whether all leaves are rewritten, not only leaves that gain by it.
-        colocates: whether the entries of data files in leaves have their deletion vectors.
+        foreign: row numbers of leaves that other libraries may have written. Tasks, not Spark, read their statistics.
+        rewrites_all: whether to rewrite all leaves, even those that don't benefit.
+        colocates: whether data entries in leaves contain their deletion vectors.
     """
 
     root: Root
@@ -418,7 +419,7 @@ def choose_merges(scope: Scope) -> CompactionGroups:
 
 
 _DELETES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
-# Leaves that exceed the target size by more than this factor are sorted among tasks.
+# Leaves that exceed the target size by more than this factor are sorted across tasks.
 _LARGE = 8
 # A commit that adds a leaf must not rewrite the last one each time.
 _FEWEST_MERGED = 8

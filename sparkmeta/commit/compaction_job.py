@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 # Maximum number of ranges that a task cuts its entries into.
-_MOST_RANGES = 1_024
+_MAX_RANGES = 1_024
 # Maximum bytes of leaves, with at most `CUT_ENTRIES`, that a task cuts into ranges at once. Leaves take several times
 # their size in memory, and very compressible ones have many entries in few bytes.
 _CUT_BYTES = 64 << 20
@@ -106,7 +106,7 @@ class RewriteJob:
     Attributes:
         name: the beginning of the names of new leaves.
         left_out: location of a leaf -> ordinals of entries that are not written.
-        adoption: converts the entries to entries of another table, in leaves of `adopted`.
+        adoption: converts the entries to entries of another table, whose leaves have the format `adopted`.
         adopted: the format of the other table's leaves.
     """
 
@@ -246,13 +246,13 @@ class RewriteJob:
         written = map_arrow(self._frame(rows), self.rewriting([]).write_bins, GROUP_LEAF_SCHEMA)
         return written_leaves(written)
 
-    # -- Sort entries among tasks -------------------------------------------------------------------------------------
+    # -- Sort entries across tasks ------------------------------------------------------------------------------------
 
     def _exchange(self, group: Group) -> list[pa.Table]:
         """Sort a group by its clustering columns. Spark shuffles a blob of entries for each bin and range."""
         assert group.spec_id is not None
         rewriting = self.rewriting(group.leaves)
-        ranges = min(group.parts, _MOST_RANGES)
+        ranges = min(group.parts, _MAX_RANGES)
         bounds = self._bounds(group, ranges)
         written = sorted_among_tasks(
             self._frame(self._chunks(group)),
@@ -264,7 +264,7 @@ class RewriteJob:
         return written_leaves(written).get(0, [])
 
     def _chunks(self, group: Group) -> list[dict[str, Any]]:
-        """Return the group's leaves in bins that a task processes at once."""
+        """Return the group's leaves in bins, each small enough for a task to process at once."""
         names = ("file_size_in_bytes", "record_count")
         sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
         chunks: list[list[int]] = [[]]
@@ -329,7 +329,7 @@ class Rebased:
 
     @property
     def counts(self) -> LeafCounts:
-        """The numbers of leaves. `kept` is negative: it subtracts the dropped leaves."""
+        """The numbers of leaves. `unchanged` is negative: it subtracts the dropped leaves."""
         entries = pc.sum(self.existing.column("record_count")).as_py() or 0
         return LeafCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
 
@@ -451,7 +451,7 @@ def _masks(
 ) -> dict[str, PositionBitmap]:
     """Return the ordinals of removed entries in the new leaves. Runs a job over their paths."""
     frames = [
-        *([_gone_keys(state, removed_ordinals)] if removed_ordinals else []),
+        *([_removed_keys(state, removed_ordinals)] if removed_ordinals else []),
         *([_lost_keys(state, lost_files)] if lost_files else []),
     ]
     keys = reduce(lambda left, right: left.unionByName(right), frames)
@@ -471,7 +471,7 @@ def _key_columns() -> list[Any]:
     return [F.col("content_type").alias("kind"), F.col("location").alias("path"), offset.alias("offset")]
 
 
-def _gone_keys(state: TableState, removed_ordinals: Mapping[str, PositionBitmap]) -> DataFrame:
+def _removed_keys(state: TableState, removed_ordinals: Mapping[str, PositionBitmap]) -> DataFrame:
     """Return the keys of entries that were removed from the rewritten leaves."""
     manifests = state.manifests.filter(
         pc.is_in(state.manifests.column("location"), pa.array(sorted(removed_ordinals), pa.string()))

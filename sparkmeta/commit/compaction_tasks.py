@@ -95,8 +95,8 @@ class Rewriting:
     def _sorted_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for row in task_rows(batches):
             entries = combined([self.schema.empty_table(), *self._entries(row)])
-            by_keys = self._ordered(entries, row["spec_id"])
-            for piece in pieces(by_keys, min(row["parts"], len(by_keys))):
+            sorted_entries = self._ordered(entries, row["spec_id"])
+            for piece in pieces(sorted_entries, min(row["parts"], len(sorted_entries))):
                 yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +114,7 @@ class Rewriting:
                 yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the sort keys of all entries of bins, as `key_table`, for leaves that Spark does not read."""
+        """Yield the sort keys of all entries of bins, as from `key_table`, for leaves that Spark does not read."""
         keys, stats = self.keys[spec_id], self.types.stats
         fields = {source: field_id for field_id, source in self.types.sources[spec_id]}
         partition = {fields[key]: stats[key] for key in keys if key in fields}
@@ -145,9 +145,9 @@ class Rewriting:
 
     def _sorted_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for table in range_tables(batches):
-            by_keys = self._ordered(table, spec_id)
-            size = int(len(by_keys) * self.entry_bytes)
-            for piece in pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes)):
+            sorted_entries = self._ordered(table, spec_id)
+            size = int(len(sorted_entries) * self.entry_bytes)
+            for piece in pieces(sorted_entries, leaf_count(len(sorted_entries), size, self.form.target_bytes)):
                 yield 0, piece
 
     # -- Entries ----------------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ class Rewriting:
         """Yield the live, unmasked entries of leaves as EXISTING ones.
 
         Raises:
-            CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has another number of entries than its root
-                says.
+            CorruptFileError: a leaf or a manifest DV is damaged, or the number of entries in a leaf differs from the
+                count in the root.
         """
         dvs = [leaf["dv"] for leaf in leaves if leaf["dv"] is not None]
         masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
@@ -214,7 +214,7 @@ def physical_entries(
     *,
     colocated: bool,
 ) -> Iterator[pa.Table]:
-    """Yield all entries of a leaf in physical order: at once for the tree's layouts, else by thousands.
+    """Yield all entries of a leaf in physical order: as one table for the tree's layouts, otherwise in batches.
 
     Args:
         reader: opens the leaf.

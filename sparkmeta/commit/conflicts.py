@@ -1,4 +1,4 @@
-"""Refuse what conflicts with other commits (semantics 12.3 to 12.6), and files that are added twice."""
+"""Refuse changes that conflict with other commits (semantics 12.3 to 12.6), and files that are added twice."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ class RelevantChanges:
         return changes
 
     def added(self, content: ContentType, *, rewritten: bool = False) -> list[Relation]:
-        """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
+        """Return the added files. Unless `rewritten`, omit files that rewrites added, since rewrites change no rows."""
         changes = self._changes_of_rows(rewritten=rewritten)
         return [*map(self._matching, changes.added(content))]
 
     def removed(self, content: ContentType, *, rewritten: bool = True) -> list[Relation]:
-        """Return the removed files, with or without those that rewrites replaced."""
+        """Return the removed files. Unless `rewritten`, omit files that rewrites replaced."""
         changes = self._changes_of_rows(rewritten=rewritten)
         return [*map(self._matching, changes.removed(content))]
 
     def _changes_of_rows(self, *, rewritten: bool) -> EntryChanges:
-        """Return the changes, unless `rewritten` without changes by rewrites."""
+        """Return the changes. Unless `rewritten`, omit changes by rewrites."""
         ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
         return self._changes.of_snapshots(ids)
 
@@ -178,7 +178,7 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
     for suspects in _suspects(state, added, files, searches):
         live = without(suspects, removal, state)
         if live_entry := first(matching(live, names, {"location": "path", "deletion_vector.offset": "offset"})):
-            raise _already_there(state, live_entry["location"])
+            raise _already_in_table(state, live_entry["location"])
 
 
 def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, start: int | None) -> None:
@@ -199,7 +199,7 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
     new_data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
     for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
         if duplicate := first(_same_paths(new_data, others)):
-            raise _already_there(state, duplicate["location"])
+            raise _already_in_table(state, duplicate["location"])
 
 
 def _same_paths(files: Relation, others: Relation) -> Relation:
@@ -225,7 +225,7 @@ def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Sea
             yield live_entries(state, sharing_leaves).join(hashes, path == F.col("hash"), "left_semi")
 
 
-def _already_there(state: TableState, path: str) -> CommitConflictError:
+def _already_in_table(state: TableState, path: str) -> CommitConflictError:
     return CommitConflictError(f"{state.metadata.location}: {path} is in the table already")
 
 
@@ -248,7 +248,8 @@ class Validation:
     Attributes:
         row_filter: the rows that the operation read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether others may delete rows that the operation read, if it only deletes or adds rows.
+        ignores_deletes: whether others may delete rows that the operation read. For operations that only delete or add
+            rows.
         depends_on_rows: whether the operation depends on rows that it read but does not replace. If it is serializable,
             others must not delete any of them.
     """
@@ -527,13 +528,12 @@ def refuse_new_deletes(
     compared_deletes = _union(
         [where(added, other_kinds) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head
     )
-    # Changes have other small ids than the head's manifests, and files of a root have none.
+    # Changes number their manifests independently of the head, and files of a root have no manifest number.
     no_manifests = head.delete_manifests.slice(0, 0)
     deletes = DeleteEntries(compared_deletes, no_manifests, frozenset(ids))
     named = _named_entries(state, files, removal, ids)
     if row := first(where(attach_deletes(named, deletes, state), sql.size(sql.col(DELETES)) > 0)):
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
-    """Return the columns that equality deletes compare."""
 
 
 def refuse_newer_data(state: TableState, files: Relation, removal: Removal, sequence_number: int) -> None:

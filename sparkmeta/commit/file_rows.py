@@ -49,7 +49,7 @@ _COLUMNS = {field: column for column, field in FIELDS.items()} | {
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
 }
 SEQUENCE_NUMBER = "explicit_sequence_number"
-"""A column that new files may have: their data sequence numbers; null for the commit's number."""
+"""An optional column of new files: their data sequence numbers; null for the commit's number."""
 
 DESCRIPTION_COLUMNS = (
     *FIELDS,
@@ -91,7 +91,7 @@ class FileRows:
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
         columns: ids of all columns in any schema of the table.
-        encrypted: whether the table is encrypted: its new files have key metadata, and files of other tables have none.
+        encrypted: whether the table is encrypted. If it is, its files must have key metadata; otherwise they must not.
     """
 
     table: str
@@ -106,7 +106,7 @@ class FileRows:
         return tree_schema(self.stats)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert batches of files by `entries`. For `map_arrow`."""
+        """Convert batches of files with `entries`. For `map_arrow`."""
         for batch in batches:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
@@ -323,8 +323,8 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
     """Replace empty lists with null except for equality deletes, since some writers give data files empty lists."""
     is_empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
-    is_no_equality_delete = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
-    return pc.if_else(pc.and_(is_empty, is_no_equality_delete), pa.scalar(None, ids.type), ids)
+    is_other_content = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
+    return pc.if_else(pc.and_(is_empty, is_other_content), pa.scalar(None, ids.type), ids)
 
 
 def _is_in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
@@ -473,7 +473,7 @@ class FileTasks:
             {"kind": kind.value, "files": count.files, "records": count.records, "size": count.size}
             for kind, count in tally_of(entries).items()
         ]
-        # At random, since partitions may alternate.
+        # Sample at random, since partitions may alternate.
         count = -(-len(encoded) // FILES_PER_KEY)
         sample_rows = np.random.default_rng(7).choice(len(encoded), count, replace=False)
         keys = key_table(encoded.take(pa.array(sample_rows)), tuple(field_id for field_id, _ in form.partition))

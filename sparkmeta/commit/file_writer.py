@@ -1,4 +1,4 @@
-"""Convert new files to entries: few stay on the driver, Spark tasks write the others to manifests."""
+"""Convert new files to entries. A few stay on the driver; Spark tasks write larger numbers to manifests."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ if TYPE_CHECKING:
 
 
 # -- Entries of new files for a tree ----------------------------------------------------------------------------------
-# Few files go into the root, others into leaves that Spark tasks write.
+# A few files go into the root; larger numbers go into leaves that Spark tasks write.
 
 
 _MANIFEST_PATH = "manifest_path"
-# The place of a data file in a leaf: column -> path in entries.
+# The position of a data file in a leaf: column -> path in entries.
 _TARGET = {"data_path": "location", MANIFEST: MANIFEST, ORDINAL: ORDINAL}
 _DATA = (int(ContentType.DATA),)
 _DATA_OF_VECTOR = {"referenced_file": "location"}
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 # The maximum argument of DataFrame.limit(), minus the extra row that detects whether there are more.
-_MOST_LIMIT = (1 << 31) - 2
+_MAX_LIMIT = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class FileWriter:
     snapshot_id: int
 
     def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
-        """Convert files to entries. Jobs write many files to leaves.
+        """Convert files to entries. If there are many, jobs write them to leaves.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
@@ -141,7 +141,7 @@ class FileWriter:
             if self.state.tree is not None:
                 return self._add_deletes(files, room, allowed)
         described = some_columns(files, DESCRIPTION_COLUMNS)
-        first_files = relation.head(described, min(room, _MOST_LIMIT) + 1)
+        first_files = relation.head(described, min(room, _MAX_LIMIT) + 1)
         if len(first_files) <= room:
             return self._direct(self._rows.entries(first_files), allowed)
         if isinstance(described, pa.Table) and (few_files := few(described, self.state)) is not None:
@@ -149,7 +149,7 @@ class FileWriter:
         return self._in_leaves(self._written(self._entries(frame_of(described, self.state))), allowed)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
-        """Convert the live data files of another table to entries. Jobs write many files to leaves.
+        """Convert the live data files of another table to entries. If there are many, jobs write them to leaves.
 
         Args:
             source: the other table.
@@ -169,7 +169,7 @@ class FileWriter:
         return self._in_leaves(files.leaves(), _DATA)
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Convert the deletion vectors of another table to entries. `added` has the table's data files. Runs jobs.
+        """Convert the deletion vectors of another table to entries. `added` contains its data files. Runs jobs.
 
         Raises:
             ValidationError: a deletion vector is older than its data file.
@@ -273,7 +273,8 @@ class FileWriter:
     def _add_in_entries(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """Add deletes to a tree whose data entries hold deletion vectors.
 
-        Few go into the root. With many deletion vectors, the entries of their data files are written to new leaves.
+        A few deletes go into the root. With many deletion vectors, the entries of their data files are written to new
+        leaves.
         """
         described = some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH))
         few_files = few(described, self.state)
@@ -281,9 +282,9 @@ class FileWriter:
             entries, named = self._rows.entries(few_files), _named_manifests(few_files)
             is_vector = one_of(entries, [ContentType.POSITION_DELETES])
             others = entries.filter(pc.invert(is_vector))
-            new, of_others = self._of_new_data(entries.filter(is_vector), allowed, added)
+            new, other_vectors = self._of_new_data(entries.filter(is_vector), allowed, added)
             new, room = new.plus(NewFiles(named=named)), self._room(added.plus(new))
-            vectors = collected(of_others).cast(self.form.schema)
+            vectors = collected(other_vectors).cast(self.form.schema)
             if len(vectors) + len(others) <= room:
                 return new.plus(self._direct(pa.concat_tables([vectors, others]).combine_chunks(), allowed))
             if len(vectors):
@@ -291,20 +292,20 @@ class FileWriter:
                 new = new.plus(self._moved(vectors, columns_of(targets, _TARGET), allowed))
             return new.plus(self._few_deletes(others, room, allowed)) if len(others) else new
         entries = materialize(self._entries(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)))
-        new, of_others = self._of_new_data(where(entries, is_kind(ContentType.POSITION_DELETES)), allowed, added)
-        if first(of_others) is not None:
+        new, other_vectors = self._of_new_data(where(entries, is_kind(ContentType.POSITION_DELETES)), allowed, added)
+        if first(other_vectors) is not None:
             leaves = live_leaves(self.state, ContentType.DATA_MANIFEST)
             data = where(live_entries(self.state, leaves), is_kind(ContentType.DATA))
-            new = new.plus(self._moved(of_others, columns_of(data, _TARGET), allowed))
+            new = new.plus(self._moved(other_vectors, columns_of(data, _TARGET), allowed))
         others = entries.where(F.col("content_type") != int(ContentType.POSITION_DELETES))
         if first(others) is None:
             return new
         return new.plus(self._in_leaves(self._written(others), allowed))
 
     def _of_new_data(self, vectors: Relation, allowed: Collection[int], added: NewFiles) -> tuple[NewFiles, Relation]:
-        """Add deletion vectors of data files that the commit adds, where their data files are.
+        """Add deletion vectors of data files that the commit itself adds.
 
-        New leaves are written again with the vectors.
+        They go next to their data files: into the root, or into new leaves, which are written again with the vectors.
 
         Args:
             vectors: entries of deletion vectors.
@@ -320,8 +321,8 @@ class FileWriter:
         data, new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST), NewFiles()
         self._refuse_repeated(vectors)
         if data.rows is not None:
-            of_rows = collected(matching(vectors, data.rows, _DATA_OF_VECTOR))
-            new = self._direct(of_rows.cast(self.form.schema).combine_chunks(), allowed)
+            root_vectors = collected(matching(vectors, data.rows, _DATA_OF_VECTOR))
+            new = self._direct(root_vectors.cast(self.form.schema).combine_chunks(), allowed)
             vectors = matching(vectors, data.rows, _DATA_OF_VECTOR, absent=True)
         if data.leaves is None or first(vectors) is None:
             return new, vectors
@@ -332,18 +333,18 @@ class FileWriter:
             return new, vectors
         rewritten = data.leaves.take(pc.unique(distinct(placed, [MANIFEST]).column(MANIFEST)))
         leaves = write_beside(self.state, placed, data.leaves, self.form)
-        of_leaves = matching(vectors, placed, {"referenced_file": VECTOR_PATH})
+        leaf_vectors = matching(vectors, placed, {"referenced_file": VECTOR_PATH})
         new = new.plus(
             NewFiles(
                 leaves=pa.concat_tables([leaves, vector_leaves(leaves)]),
-                tally=Tally(_counts(of_leaves), None),
+                tally=Tally(_counts(leaf_vectors), None),
                 superseded=frozenset(rewritten.column("location").to_pylist()),
             )
         )
         return new, matching(vectors, placed, {"referenced_file": VECTOR_PATH}, absent=True)
 
     def _placed(self, vectors: Relation, targets: Relation) -> Relation:
-        """Return deletion vectors as the column `vector`, beside the places of their data files or nulls."""
+        """Return deletion vectors as the column `vector`, beside the positions of their data files, or nulls."""
         snapshot_id = sql.lit(self.snapshot_id).cast("bigint")
         return beside(select(vectors, vector_columns(Status.ADDED, snapshot_id)), targets, VECTOR_PATH, "data_path")
 
@@ -357,7 +358,7 @@ class FileWriter:
 
         Args:
             vectors: entries of deletion vectors.
-            targets: the places of data files, as `_TARGET`.
+            targets: the positions of data files, with the columns of `_TARGET`.
             allowed: the content types that the operation may add.
 
         Raises:
@@ -368,14 +369,14 @@ class FileWriter:
             problem = f"{lost['referenced_file']}, of a new deletion vector, is not a live file"
             raise CommitConflictError(f"{state.metadata.location}: {problem}")
         in_root = sql.col(MANIFEST).isin(root_manifests(state).column(MANIFEST).to_pylist())
-        of_root = collected(matching(vectors, where(targets, in_root), {"referenced_file": "data_path"}))
-        direct = self._direct(of_root.cast(self.form.schema).combine_chunks(), allowed)
+        root_vectors = collected(matching(vectors, where(targets, in_root), {"referenced_file": "data_path"}))
+        direct = self._direct(root_vectors.cast(self.form.schema).combine_chunks(), allowed)
         placed = where(self._placed(vectors, where(targets, ~in_root)), sql.col(MANIFEST).isNotNull())
         leaves = write_moved(state, computed(placed), self.form)
         if not len(leaves):
             return direct
         vector_manifests = vector_leaves(leaves)
-        counts = _counts(among(vectors, "referenced_file", whole(of_root.column("referenced_file")), absent=True))
+        counts = _counts(among(vectors, "referenced_file", whole(root_vectors.column("referenced_file")), absent=True))
         return direct.plus(NewFiles(leaves=vector_manifests, moved=leaves, tally=Tally(counts, None)))
 
     def _may_own(self, manifests: pa.Table) -> pa.Array:
@@ -384,7 +385,7 @@ class FileWriter:
 
 
 def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
-    """Sort entries among tasks by partition values, then the sort order's columns, then paths."""
+    """Sort entries across tasks by partition values, then the sort order's columns, then paths."""
     keys = _cluster_columns(state)
     return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
 
@@ -435,15 +436,15 @@ def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[in
 
 
 # -- Entries of new files for Avro manifests --------------------------------------------------------------------------
-# Few files stay on the driver, others are written by Spark tasks. Tasks read many files once. They encode them, and
-# Spark keeps the encoded entries until they are sorted and written. Where Spark can't keep them, on serverless
-# sessions, each of these steps reads and encodes the files again.
+# A few files stay on the driver. Spark tasks write larger numbers: they read and encode the files once, and Spark keeps
+# the encoded entries until they are sorted and written. Serverless sessions can't keep them, so each of these steps
+# reads and encodes the files again.
 
 
 # Maximum number of new files that a commit encodes on the driver.
 MOST_ON_DRIVER = 10_000
 # Maximum number of partitions of new files that the summary counts.
-_MOST_PARTITIONS = 10_000
+_MAX_PARTITIONS = 10_000
 _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
 
@@ -465,7 +466,7 @@ class ListedFileWriter:
             on_driver: the number of files that the commit holds as rows so far.
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
-        room = min(_MOST_LIMIT, self.state.access.limit(max(0, MOST_ON_DRIVER - on_driver)))
+        room = min(_MAX_LIMIT, self.state.access.limit(max(0, MOST_ON_DRIVER - on_driver)))
         first_files = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(first_files) > room:
             with translated_errors():
@@ -476,7 +477,7 @@ class ListedFileWriter:
             return ListedFiles(named=named)
         return ListedFiles(entries, None, Tally(tally_of(entries), partitions_of(entries, self.state)), named)
 
-    # -- Many -------------------------------------------------------------------------------------------------------
+    # -- In manifests -----------------------------------------------------------------------------------------------
 
     def in_manifests(self, files: DataFrame, allowed: Collection[int]) -> ListedFiles:
         """Write files to manifests, sorted by partition, then sequence number. Runs jobs.
@@ -490,18 +491,18 @@ class ListedFileWriter:
         encoded = materialize(map_arrow(numbered, tasks.encode, tasks.schema))
         counts = encoded.select(CONTENT, SPEC_ID, F.inline(KINDS)).groupBy(CONTENT, SPEC_ID, "kind")
         sums = counts.agg(*(F.sum(name).alias(name) for name in ("files", "records", "size"))).collect()
-        of_form = dict.fromkeys(sorted((row.content, row.spec_id) for row in sums), 0)
+        file_counts = dict.fromkeys(sorted((row.content, row.spec_id) for row in sums), 0)
         for row in sums:
-            of_form[row.content, row.spec_id] += row.files
+            file_counts[row.content, row.spec_id] += row.files
         by_kind = sums_by_kind((FileKind(row.kind), KindCount(row.files, row.records, row["size"])) for row in sums)
-        manifests_of_forms = [self._write(encoded, *key, count) for key, count in of_form.items()]
-        partitions = self._partitions(encoded, sorted({spec_id for _, spec_id in of_form}))
+        manifests_of_forms = [self._write(encoded, *key, count) for key, count in file_counts.items()]
+        partitions = self._partitions(encoded, sorted({spec_id for _, spec_id in file_counts}))
         manifests = pa.concat_tables([MANIFEST_FILE_SCHEMA.empty_table(), *manifests_of_forms])
         return ListedFiles(leaves=manifests, tally=Tally(by_kind, partitions))
 
     @cached_property
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:
-        """The formats of new manifests by content and partition spec, without specs that tasks refuse."""
+        """The formats of new manifests by content and partition spec, except for specs that tasks refuse."""
         name = self.names.file("m")
         writable_specs = self.state.specs.keys() - self.state.types.unwritable_fields.keys()
         return {
@@ -513,14 +514,14 @@ class ListedFileWriter:
     def _write(self, encoded: DataFrame, content: int, spec_id: int, count: int) -> pa.Table:
         """Write the files of one manifest content and spec, sorted by partition, then in their original order."""
         form = self._forms[content, spec_id]
-        of_form = encoded.where((F.col(CONTENT) == content) & (F.col(SPEC_ID) == spec_id))
+        encoded_rows = encoded.where((F.col(CONTENT) == content) & (F.col(SPEC_ID) == spec_id))
         keys = tuple(field_id for field_id, _ in form.partition)
         ranges = range_count(count, len(self.state.types.column_types), form.target_bytes)
         tasks = SortedManifests(form, keys)
         schema = key_schema(dict(form.partition), keys)
-        sample = map_arrow(of_form.select(KEYS), partial(read_keys, schema), schema)
+        sample = map_arrow(encoded_rows.select(KEYS), partial(read_keys, schema), schema)
         cut = partial(cut_rows, tasks)
-        table = self.names.noted(tasks.run(of_form.select(ROWS), cut, sample, -(-count // FILES_PER_KEY), ranges))
+        table = self.names.noted(tasks.run(encoded_rows.select(ROWS), cut, sample, -(-count // FILES_PER_KEY), ranges))
         if (written_count := file_count(table)) != count:
             raise ValidationError(
                 f"{self.state.metadata.location}: {written_count} files of partition spec {spec_id} were written, and "
@@ -533,5 +534,5 @@ class ListedFileWriter:
         if TUPLES not in encoded.columns:
             return frozenset((spec_id, ()) for spec_id in spec_ids)
         tuples = encoded.select(F.col(SPEC_ID).alias("partition_spec_id"), F.explode(TUPLES).alias(PARTITION))
-        first_partitions = distinct_partitions(self.state, tuples).limit(_MOST_PARTITIONS + 1).toArrow()
-        return None if len(first_partitions) > _MOST_PARTITIONS else partitions_of(first_partitions, self.state)
+        first_partitions = distinct_partitions(self.state, tuples).limit(_MAX_PARTITIONS + 1).toArrow()
+        return None if len(first_partitions) > _MAX_PARTITIONS else partitions_of(first_partitions, self.state)

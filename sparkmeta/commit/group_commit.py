@@ -40,15 +40,15 @@ class _Append:
     Attributes:
         table: the version that it was made for.
         step: makes its snapshot.
-        called: set when `version` or `error` is known, or when the thread must commit itself.
-        version: the version of the table that has the append.
+        woken: set when `version` or `error` is known, or when the thread must commit itself.
+        version: the version of the table that contains the append.
         error: why the append failed.
         leads: whether the thread commits for all appends that wait.
     """
 
     table: BaseTable
     step: SnapshotStep
-    called: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
     version: TableVersion | None = None
     error: BaseException | None = None
     leads: bool = False
@@ -68,7 +68,7 @@ class _Queues:
 
 _queues = _Queues()
 if hasattr(os, "register_at_fork"):
-    # The threads of a process are not in its forks.
+    # A forked process does not contain the threads of its parent.
     os.register_at_fork(after_in_child=_queues.clear)
 
 
@@ -90,7 +90,7 @@ class _Queue:
         self.size, self.seconds = 1, 0.0
 
     def group(self, leader: _Append) -> list[_Append]:
-        """Return the appends to commit. Wait for as many as the last group had, no longer than its commit took.
+        """Return the appends to commit. Wait for as many as in the last group, but no longer than its commit took.
 
         The threads of the last group have begun their next appends. Without the wait, 16 threads commit groups of 1 and
         of 15 in turn, which takes 1.2 times the CPU time.
@@ -104,7 +104,7 @@ class _Queue:
 
 
 def commit_in_group(table: TableT, steps: Sequence[Step]) -> TableT:
-    """Commit steps as `commit_steps` does, together with appends of other threads if all are few files.
+    """Commit steps as `commit_steps` does, together with appends of other threads if all of them add few files.
 
     Each append becomes a snapshot, in the order in which they came. With `write.append.share-snapshots`, appends to one
     branch with the same snapshot properties become one snapshot. If the commit provably fails, each is committed alone.
@@ -123,7 +123,7 @@ def commit_in_group(table: TableT, steps: Sequence[Step]) -> TableT:
             queue.joined.notify()
     if not append.leads:
         try:
-            append.called.wait()
+            append.woken.wait()
         except BaseException:
             _leave(append, key, queue)
             raise
@@ -164,11 +164,11 @@ def _lead(leader: _Append, queue: _Queue) -> None:
                 append.error = error if append is leader else _copied(error)
     finally:
         for append in group:
-            append.called.set()
+            append.woken.set()
 
 
 def _copied(error: BaseException) -> BaseException:
-    """Return the error to raise in a thread for which the thread that failed has committed."""
+    """Return the error to raise in a thread whose append another thread failed to commit."""
     if not isinstance(error, Exception):
         return CommitStateUnknownError(f"the thread that committed was stopped by {type(error).__name__}")
     copied = copy.copy(error)
@@ -177,7 +177,7 @@ def _copied(error: BaseException) -> BaseException:
 
 
 def _leave(append: _Append, key: Hashable, queue: _Queue) -> None:
-    """Let an append wait no longer, whose thread is interrupted."""
+    """Withdraw an append whose thread was interrupted."""
     with _queues.lock:
         if append in queue.waiting:
             queue.waiting.remove(append)
@@ -193,27 +193,27 @@ def _hand_over(key: Hashable, queue: _Queue) -> None:
             return
         successor = queue.waiting.pop(0)
         successor.leads = True
-    successor.called.set()
+    successor.woken.set()
 
 
 def _steps(group: Sequence[_Append], metadata: TableMetadata) -> Sequence[SnapshotStep]:
     """Return the steps that make the snapshots of appends to a version of the table."""
     if not flag_property(metadata.properties, SHARE_SNAPSHOTS, default=False, location=metadata.location):
         return [append.step for append in group]
-    alike: dict[Hashable, list[SnapshotStep]] = {}
+    joinable: dict[Hashable, list[SnapshotStep]] = {}
     for append in group:
         changes = append.step.changes
-        alike.setdefault((changes.target, frozenset(changes.properties.items())), []).append(append.step)
-    return [steps[0] if len(steps) == 1 else _joined(steps) for steps in alike.values()]
+        joinable.setdefault((changes.target, frozenset(changes.properties.items())), []).append(append.step)
+    return [steps[0] if len(steps) == 1 else _joined(steps) for steps in joinable.values()]
 
 
 def _joined(steps: Sequence[SnapshotStep]) -> SnapshotStep:
     """Return a step that makes one snapshot of several appends."""
     first = steps[0].changes
     joined = SnapshotStep(first.started, first.target, first.properties)
-    alike: dict[pa.Schema, list[pa.Table]] = {}
+    by_schema: dict[pa.Schema, list[pa.Table]] = {}
     for files in (files for step in steps for files in step.changes.appended_tables):
-        alike.setdefault(files.schema, []).append(files)
-    joined.changes.added += [AddedPart(pa.concat_tables(tables), DATA) for tables in alike.values()]
+        by_schema.setdefault(files.schema, []).append(files)
+    joined.changes.added += [AddedPart(pa.concat_tables(tables), DATA) for tables in by_schema.values()]
     joined.changes.are_new = all(step.changes.are_new for step in steps)
     return joined

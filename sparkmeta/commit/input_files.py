@@ -120,8 +120,8 @@ def _described(files: Sequence[DataFile], state: TableState) -> pa.Table:
     for field_id, name in state.types.partition_field_names.items():
         kind = state.types.partition_fields[field_id]
         if kind != ANY:
-            of_field = (values.get(field_id) for values in tuples)
-            children.append((name, _array(of_field, bound_arrow_type(kind), f"partition.{name}", state)))
+            field_values = (values.get(field_id) for values in tuples)
+            children.append((name, _array(field_values, bound_arrow_type(kind), f"partition.{name}", state)))
     if children:
         arrays = [values for _, values in children]
         columns[PARTITION] = pa.StructArray.from_arrays(arrays, names=[name for name, _ in children])
@@ -129,7 +129,7 @@ def _described(files: Sequence[DataFile], state: TableState) -> pa.Table:
 
 
 def _values(row: dict[str, Any], state: TableState) -> dict[int, Any]:
-    """Return the partition values of a data file by field id; none of an unknown spec, which is refused later."""
+    """Return the partition values of a data file by field id; empty for an unknown spec, which is refused later."""
     spec, record = state.specs.get(row["spec_id"]), row["partition"]
     if spec is None:
         return {}

@@ -191,7 +191,7 @@ def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, 
 def converted_deletes(state: TableState, manifests: pa.Table) -> DataFrame:
     """Return the live deletes of delete manifests, rows of `state.manifests`, as rows of `tree_schema`.
 
-    In a tree in the layout of the Iceberg project, the deletion vectors in entries of data files are among these.
+    In a tree in the layout of the Iceberg project, they include the deletion vectors in entries of data files.
     """
     types = state.types.tree_types
     specs = manifests.column("partition_spec_id")
@@ -200,8 +200,8 @@ def converted_deletes(state: TableState, manifests: pa.Table) -> DataFrame:
     frames = []
     for spec_id in spec_ids:
         entries = state.live_entries(manifests, conversion_projection(types, spec_id))
-        of_spec = entries.where(F.col("partition_spec_id") == spec_id)
-        frames.append(map_arrow(of_spec, partial(_as_tree_rows, types, spec_id), schema))
+        spec_entries = entries.where(F.col("partition_spec_id") == spec_id)
+        frames.append(map_arrow(spec_entries, partial(_as_tree_rows, types, spec_id), schema))
     return at_most_one(frames)[0]
 
 
@@ -221,7 +221,7 @@ class Flush:
     Attributes:
         moved: the files with their file sequence numbers, since a path may be added again with other rows.
         leaves: the root's entries for the leaves.
-        with_vectors: whether the entries of data files in the leaves have their deletion vectors.
+        with_vectors: whether data entries in the leaves contain their deletion vectors.
     """
 
     moved: Mapping[FileKey, int] = field(default_factory=dict)

@@ -97,8 +97,8 @@ def manifest_format(
 MOST_MERGED = 1_000
 """Maximum entries of each content that a commit without a session merges. Java's rule may merge a million, in 40 s."""
 
-# Such a merge also has at most this many manifests, since each of them is a request.
-_MOST_MANIFESTS = 200
+# Such a merge also covers at most this many manifests, since reading each one takes a request.
+_MAX_MANIFESTS = 200
 
 
 @dataclass(frozen=True)
@@ -130,18 +130,18 @@ def merge_bins(manifests: pa.Table, options: ListOptions, most_entries: int | No
     indices: dict[int, list[int]] = {}
     for index, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
         indices.setdefault(spec_id, []).append(index)
-    sizes, most_manifests = whole(manifests.column("manifest_length")).to_numpy(), len(manifests)
+    sizes, max_manifests = whole(manifests.column("manifest_length")).to_numpy(), len(manifests)
     if most_entries is not None:
         counts = estimated_entry_counts(manifests, "manifest_length").to_numpy()
         sizes = np.maximum(sizes, counts * options.target_bytes // most_entries)
-        most_manifests = _MOST_MANIFESTS
+        max_manifests = _MAX_MANIFESTS
     bins = []
     for spec_id in sorted(indices, reverse=True):
         packs = packed(reversed(indices[spec_id]), options.target_bytes, sizes.__getitem__)
-        from_end = [part for pack in packs for part in packed(pack, most_manifests, lambda _: 1)]
+        from_end = [part for pack in packs for part in packed(pack, max_manifests, lambda _: 1)]
         for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
-            least = options.min_count if 0 in members else 2
-            bins.append(Bin(members, is_merged=len(members) >= max(2, least)))
+            min_count = options.min_count if 0 in members else 2
+            bins.append(Bin(members, is_merged=len(members) >= max(2, min_count)))
     if most_entries is None:
         return bins
     newest = next((pack for pack in bins if pack.is_merged), None)
@@ -162,11 +162,12 @@ def write_added(state: TableState, entries: pa.Table, names: SnapshotNames) -> p
     rows, name = [MANIFEST_FILE_SCHEMA.empty_table()], names.file("m")
     deletes = pc.not_equal(entries.column("content_type"), int(ContentType.DATA))
     for kind, mask in ((ContentType.DATA_MANIFEST, pc.invert(deletes)), (ContentType.DELETE_MANIFEST, deletes)):
-        of_kind = entries.filter(mask)
-        for spec_id in sorted(of_kind.column("partition_spec_id").unique().to_pylist()):
-            of_spec = of_kind.filter(pc.equal(of_kind.column("partition_spec_id"), spec_id)).combine_chunks()
+        kind_entries = entries.filter(mask)
+        for spec_id in sorted(kind_entries.column("partition_spec_id").unique().to_pylist()):
+            in_spec = pc.equal(kind_entries.column("partition_spec_id"), spec_id)
+            spec_entries = kind_entries.filter(in_spec).combine_chunks()
             form = manifest_format(state, kind, spec_id, name)
-            encoded = [added_entries(batch, form, names.snapshot_id) for batch in of_spec.to_batches()]
+            encoded = [added_entries(batch, form, names.snapshot_id) for batch in spec_entries.to_batches()]
             for piece in manifest_pieces(pa.Table.from_batches(encoded), form):
                 content, row = write_manifest(piece, form)
                 # The list, which is written next, is in the same folder.
@@ -210,7 +211,7 @@ class ManifestRewriter:
     def corrected(self, manifests: pa.Table, left_out: Mapping[str, PositionBitmap]) -> pa.Table:
         """Rewrite each manifest, and return the rows of the new manifests in order. Raises as `without_entries` does.
 
-        Live entries become EXISTING. Entries that are left out become no DELETED entries: their files stay in the
+        Live entries become EXISTING. Entries that are left out do not become DELETED: their files stay in the
         table. New rows have the counts and partition summaries of the entries.
 
         Args:
@@ -404,7 +405,7 @@ def stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_r
 def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
     """Assign first row ids to data manifests without one. Return the manifests and next row id (semantics 9.6).
 
-    A manifest without counts takes no ids; version 3 lists have no such manifest.
+    A manifest without counts gets no ids; lists of version 3 contain no such manifest.
     """
     ids: list[int | None] = []
     next_id = first_row_id

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 SOURCE_SNAPSHOT = "source-snapshot-id"
 _REPLACE_PARTITIONS = "replace-partitions"
-# Java's int and long.
-_MOST_SNAPSHOTS, _MOST_MILLISECONDS = (1 << 31) - 1, (1 << 63) - 1
+# The maxima of Java's int and long.
+_MAX_SNAPSHOTS, _MAX_MILLISECONDS = (1 << 31) - 1, (1 << 63) - 1
 
 
 class _Steps(Protocol):
@@ -190,7 +190,7 @@ class ManageSnapshots(IcebergManageSnapshots):
     def _refuse_limits(self, **limits: Any) -> None:
         """Raise ValidationError for a limit below 1, or above what Java's readers can hold."""
         for name, value in limits.items():
-            maximum = _MOST_SNAPSHOTS if name == "min_snapshots_to_keep" else _MOST_MILLISECONDS
+            maximum = _MAX_SNAPSHOTS if name == "min_snapshots_to_keep" else _MAX_MILLISECONDS
             if value is not None and (type(value) is not int or not 1 <= value <= maximum):
                 location = self._transaction.table_metadata.location
                 raise ValidationError(
@@ -224,7 +224,7 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            UnsupportedError: the table is encrypted and has another format version than 3, or has manifest lists of
+            UnsupportedError: the table is encrypted and its format version is not 3, or it has manifest lists of
                 format version 4.
             ValidationError: at commit: main already has the snapshot, its `wap.id` or its idempotency key, or the
                 snapshot has another operation.

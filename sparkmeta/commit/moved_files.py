@@ -90,13 +90,13 @@ class Moving:
             yield pa.RecordBatch.from_pydict({"rows": [to_stream(self._entries(unit))]}, schema=_ROWS)
 
     def write(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the entries of units to leaves, and yield the root's entries for these, rows of `LEAF_SCHEMA`."""
+        """Write the entries of units to leaves, and yield the root's entries for the leaves, rows of `LEAF_SCHEMA`."""
         leaves = ((None, encode_leaf(piece, self.form)) for piece in self._pieces(units))
         for _, row in put_behind(leaves, self.form.writer):
             yield pa.RecordBatch.from_pydict({"leaf": [to_stream(row)]}, schema=LEAF_SCHEMA)
 
     def _pieces(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the entries of leaves to write: entries of one spec together, and of new leaves apart."""
+        """Yield the entries of each leaf to write, without mixing specs, or whole leaves with partial ones."""
         open_pieces: dict[tuple[int, bool], list[pa.Table]] = {}
         sizes: dict[tuple[int, bool], float] = {}
         for unit in task_rows(units):
@@ -126,7 +126,7 @@ class Moving:
 
     @staticmethod
     def _beside(table: pa.Table, vectors: pa.StructArray, unit: Mapping[str, Any]) -> pa.Array:
-        """Return the new vectors of entries and, of entries without one, the vectors that they have."""
+        """Return the new vector of each entry, or its current one if it gets no new vector."""
         before = whole(table.column(VECTOR))
         for row in indices_where(pc.and_(before.is_valid(), vectors.is_valid())).to_pylist():
             path = table.column("location")[row].as_py()
@@ -146,8 +146,8 @@ def moved_rows(state: TableState, positions: Mapping[str, PositionBitmap], form:
         return form.schema.empty_table()
     manifests = state.data_manifests
     chosen = manifests.filter(pc.is_in(manifests.column("location"), pa.array(sorted(positions), pa.string())))
-    places = zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True)
-    entries = {manifest: to_stream(_ordinals(positions[location])) for manifest, location in places}
+    leaf_ids = zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True)
+    entries = {manifest: to_stream(_ordinals(positions[location])) for manifest, location in leaf_ids}
     units = _units(leaf_units(state, chosen), entries)
     rows = collected(mapped_files(units, lambda files: _moving(state, files, form).read, _ROWS, state))
     tables = [from_stream(stream) for stream in rows.column("rows").to_pylist()]
@@ -190,38 +190,38 @@ def leaf_units(state: TableState, manifests: pa.Table) -> pa.Table:
 def _leaf_units(manifests: pa.Table, is_old: pa.Array) -> pa.Table:
     parts = whole_manifests(manifests)
     formats = pc.if_else(is_old, whole(manifests.column("file_format")), pa.scalar(None, pa.string()))
-    by_id = pc.index_in(whole(parts.column(MANIFEST)), whole(manifests.column(MANIFEST)).cast(pa.int32()))
+    rows = pc.index_in(whole(parts.column(MANIFEST)), whole(manifests.column(MANIFEST)).cast(pa.int32()))
     index = parts.column_names.index("file_format")
-    parts = parts.set_column(index, parts.schema.field(index), whole(formats).take(by_id))
-    return parts.append_column("record_count", whole(manifests.column("record_count")).take(by_id))
+    parts = parts.set_column(index, parts.schema.field(index), whole(formats).take(rows))
+    return parts.append_column("record_count", whole(manifests.column("record_count")).take(rows))
 
 
 # -- Write many files with new deletion vectors to leaves -------------------------------------------------------------
 
 
 def write_moved(state: TableState, placed: Relation, form: LeafFormat) -> pa.Table:
-    """Write data files with new deletion vectors to leaves, and return the root's entries for these.
+    """Write data files with new deletion vectors to leaves, and return the root's entries for the leaves.
 
-    Few files are written on the driver.
+    A few files are written on the driver.
 
     Args:
         state: the table.
-        placed: the places of the files in leaves, `manifest` and `ordinal`, with their new vector in `vector`.
+        placed: the positions of the files in leaves, `manifest` and `ordinal`, with their new vector in `vector`.
         form: the format of the new leaves.
     """
     return _written(state, placed, leaf_units(state, state.data_manifests), form)
 
 
 def write_beside(state: TableState, placed: Relation, leaves: pa.Table, form: LeafFormat) -> pa.Table:
-    """Write the entries of new leaves to other leaves with deletion vectors, and return the root's entries for these.
+    """Rewrite new leaves with deletion vectors in their entries, and return the root's entries for the results.
 
-    Few files are written on the driver.
+    A few files are written on the driver.
 
     Args:
         state: the table.
-        placed: the places of data files, `manifest` and `ordinal`, with their vector in `vector`. `manifest` is an
-            index in `leaves`.
-        leaves: the root's entries for the new leaves. Leaves without a place in `placed` are not written.
+        placed: the positions of data files, `manifest` and `ordinal`, with their vector in `vector`. `manifest` is
+            an index in `leaves`.
+        leaves: the root's entries for the new leaves. Leaves without a position in `placed` are not rewritten.
         form: the format of the leaves.
 
     Raises:
@@ -252,7 +252,7 @@ def _chosen(rows: pa.Table) -> pa.Table:
 
 
 def _units_of(state: TableState, placed: DataFrame, parts: pa.Table, *, whole: bool) -> DataFrame:
-    """Return the places of many files as units of work; see `_units`."""
+    """Return the positions of many files as units of work; see `_units`."""
     from pyspark.sql import functions as F
 
     kind = pa.schema([UNIT_SCHEMA.field(name) for name in (MANIFEST, "entries")])

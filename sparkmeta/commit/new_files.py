@@ -186,7 +186,7 @@ def partition_keys(rows: pa.Table, state: TableState) -> list[PartitionKey]:
 
 
 # -- The files that a commit adds to a tree ---------------------------------------------------------------------------
-# Few files are rows on the driver, the others are in new leaves.
+# Up to a limit, files are rows on the driver; the others are in new leaves.
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class NewFiles:
         tally: counts of the files, for the snapshot's summary.
         named: locations of the data files' manifests, as named by the rows of deletion vectors.
         moved: the root's entries for leaves with data files of the table that get deletion vectors, in the layout of
-            the Iceberg project. `leaves` has the manifests of these vectors.
-        superseded: locations of leaves of files that were added before, whose entries are in `leaves` with deletion
+            the Iceberg project. `leaves` contains the manifests of these vectors.
+        superseded: locations of the commit's earlier leaves that `leaves` replaces, since their files got deletion
             vectors.
     """
 
@@ -310,7 +310,7 @@ class NewFiles:
 
 
 # -- The files that a commit adds to a manifest list ------------------------------------------------------------------
-# Few files are rows on the driver, the others are in new manifests.
+# Up to a limit, files are rows on the driver; the others are in new manifests.
 
 
 @dataclass(frozen=True)

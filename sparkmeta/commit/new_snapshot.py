@@ -190,7 +190,7 @@ class NewSnapshot:
 
 
 def with_snapshot(state: TableState, branch: str | None, fields: dict[str, Any]) -> TableMetadata:
-    """Return the table's metadata with a new snapshot, a child of the state's.
+    """Return the table's metadata with a new snapshot, a child of the state's snapshot.
 
     Args:
         branch: the branch whose head it becomes; None to move no branch.
@@ -219,7 +219,7 @@ class RefUpdate(SetSnapshotRefUpdate):
     """An update that sets or creates a branch or tag. Retention fields that are None stay unchanged.
 
     Attributes:
-        retention_of: the branch or tag whose retention stays; None for the branch or tag that is set.
+        retention_of: the branch or tag whose retention is adopted; None for the branch or tag that is set.
     """
 
     retention_of: str | None = None

@@ -65,7 +65,7 @@ class TreeChange:
         existing: the leaves with EXISTING entries that replace `dropped` and `moved`.
         affinity: location of a carried-over delete manifest -> its new affiliated data manifest, or None.
         existing_masks: location of a leaf in `existing` -> ordinals of entries that concurrent commits removed.
-        moved_out: data files that leave their leaves since their deletion vectors change, with version and row ids.
+        moved_out: data files that leave their leaves because their deletion vectors change, with version and row ids.
             Only the layout of the Iceberg project has them.
         replaced: leaf location -> the ordinals in `masks` of files that leave the leaf.
     """
@@ -86,7 +86,7 @@ class TreeChange:
 def union_of_masks(
     masks: Mapping[str, PositionBitmap], others: Mapping[str, PositionBitmap]
 ) -> dict[str, PositionBitmap]:
-    """Return the ordinals of both by leaf."""
+    """Return the union of two sets of masks, by leaf."""
     union = dict(masks)
     for leaf, bitmap in others.items():
         union[leaf] = union[leaf].union(bitmap) if leaf in union else bitmap
@@ -142,6 +142,7 @@ def in_order(table: pa.Table) -> pa.Table:
     return table.take(pa.array(order))
 
 
+# Content type -> rank in the order of a root.
 _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
 
 

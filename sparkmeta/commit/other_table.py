@@ -107,9 +107,9 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
     stats = {column: column for column in columns}
     functions = source.types.expressions
     stats |= {ours: functions[key] for key, ours in target.types.expressions.items() if key in functions}
-    for spec_id, same in match.specs.items():
-        pairs = zip(source.types.tuple_sources[spec_id], target.types.tuple_sources[same], strict=True)
-        stats |= {of_target: of_source for (_, of_source), (_, of_target) in pairs}
+    for spec_id, target_spec_id in match.specs.items():
+        pairs = zip(source.types.tuple_sources[spec_id], target.types.tuple_sources[target_spec_id], strict=True)
+        stats |= {target_key: source_key for (_, source_key), (_, target_key) in pairs}
     return Adoption(match.table, match.columns, match.specs, match.sort_orders, target.types.stats_types, stats)
 
 
@@ -344,8 +344,8 @@ def new_vectors(source: TableState, target: TableState) -> DataFrame | None:
         The rows; None if the table has no deletes.
 
     Raises:
-        ValidationError: a deletion vector is older than its data file, or a manifest has another number of deletes than
-            its list counts.
+        ValidationError: a deletion vector is older than its data file, or the number of deletes differs from the counts
+            in the manifest list or root.
     """
     manifests = live_deletes(source)
     if not len(manifests):
@@ -357,20 +357,21 @@ def new_vectors(source: TableState, target: TableState) -> DataFrame | None:
     _refuse_older(vectors, source, target)
     rows = vectors.where(F.col(DATA_SEQUENCE).isNotNull())
     columns = {column: F.col(path) for column, path in _VECTOR_COLUMNS.items()}
-    columns["spec_id"] = _by_spec({spec_id: F.lit(same) for spec_id, same in match.specs.items()})
+    columns["spec_id"] = _by_spec({spec_id: F.lit(target_spec_id) for spec_id, target_spec_id in match.specs.items()})
     return rows.select(*(value.alias(name) for name, value in columns.items()), *_partition(source, target, match))
 
 
 def _partition(source: TableState, target: TableState, match: TableMatch) -> list[Column]:
-    """Return `partition`, with the other table's names of the fields; nothing if there are no partition fields."""
+    """Return `partition`, with the target's names of the fields; nothing if there are no partition fields."""
     values: dict[str, dict[int, Column]] = {}
-    for spec_id, same in match.specs.items():
-        for field, target_field in zip(source.specs[spec_id].fields, target.specs[same].fields, strict=True):
+    for spec_id, target_spec_id in match.specs.items():
+        fields = zip(source.specs[spec_id].fields, target.specs[target_spec_id].fields, strict=True)
+        for field, target_field in fields:
             if not isinstance(field.transform, VoidTransform):
                 name = target.types.partition_field_names[target_field.field_id]
                 values.setdefault(name, {})[spec_id] = F.col(f"{PARTITION}.`{field.field_id}`")
-    fields = [_by_spec(of_spec).alias(name) for name, of_spec in values.items()]
-    return [F.struct(*fields).alias(PARTITION)] if fields else []
+    columns = [_by_spec(by_spec).alias(name) for name, by_spec in values.items()]
+    return [F.struct(*columns).alias(PARTITION)] if columns else []
 
 
 def _by_spec(values: Mapping[int, Column]) -> Column:
@@ -431,7 +432,7 @@ def _spec_ids(source: TableState, manifests: pa.Table) -> set[int]:
 # metrics maps are built, and entries do not pass through Spark rows.
 
 
-_WHOLE_OVERLAP = 3
+_MAX_OVERLAP = 3
 
 
 @dataclass(frozen=True)
@@ -497,12 +498,12 @@ def _as_tree(state: TableState) -> TableState:
 def _scope(state: TableState, root: Root, ordinals: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
     """Return the scope of a rewrite of all data files, clustered like the target's files."""
     limits = CompactionLimits(
-        options.leaf_target_bytes, 1.0, 1.0, _WHOLE_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1
+        options.leaf_target_bytes, 1.0, 1.0, _MAX_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1
     )
     sort_columns = [field.source_id for field in target.metadata.sort_order().fields]
     keys = {
-        spec_id: tuple(dict.fromkeys([*of_spec, *(key for key in sort_columns if key in state.types.stats_types)]))
-        for spec_id, of_spec in _partition_keys(state).items()
+        spec_id: tuple(dict.fromkeys([*sources, *(key for key in sort_columns if key in state.types.stats_types)]))
+        for spec_id, sources in _partition_keys(state).items()
     }
     old_ordinals: list[int] = []
     if state.tree is not None:
@@ -537,7 +538,7 @@ def _ordinals(rows: pa.Table) -> list[int]:
 
 # -- Write another table's files for a manifest list ------------------------------------------------------------------
 # Tasks decode the table's manifests and encode their entries as entries of new files. Entries do not pass through Spark
-# rows and are not sorted: a new manifest has the entries of manifests that are neighbours in the other table.
+# rows and are not sorted: a new manifest holds the entries of neighbouring manifests of the other table.
 
 
 # The commit assigns row ids. If tasks had to read the other table's row ids, they could not share a manifest.
@@ -553,7 +554,7 @@ class ListedTable:
     names: SnapshotNames
 
     def data_files(self) -> ListedFiles:
-        """Write the data files to manifests, many by a job.
+        """Write the data files to manifests. If there are many, run a job.
 
         Raises:
             ValidationError: a column or a partition spec of the source means something else in the target, or an entry
@@ -612,7 +613,7 @@ class ListedTable:
 
 
 def _units(parts: pa.Table, target_bytes: int) -> pa.Table:
-    """Return neighbouring parts of manifests in lists, each of about the bytes of a new manifest."""
+    """Group neighbouring parts of manifests into lists, each with about as many bytes as a new manifest."""
     ordered = parts.sort_by([(MANIFEST, "ascending"), ("part", "ascending")]).combine_chunks()
     sizes = pc.divide(ordered.column("file_size_in_bytes"), ordered.column("parts").cast(pa.int64())).to_pylist()
     packs = packed(range(len(sizes)), target_bytes, sizes.__getitem__)

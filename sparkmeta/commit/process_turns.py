@@ -2,7 +2,7 @@
 
 A commit that loses to another process starts again, and waits longer after each loss. Where several processes commit
 small changes without a pause, most of the work is lost, and a process may lose for minutes. So they take turns by a
-lock. A commit is as safe without it: processes of other machines compete, and a turn that takes long is not waited for.
+lock. A commit is as safe without it: processes of other machines compete anyway, and no process waits long for a turn.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from sparkmeta.operations.table_operations import TableT
 
-# The longest time to wait for a turn, and the time between two looks, in seconds.
+# The longest time to wait for a turn, and the time between two attempts to lock, in seconds.
 _LONGEST, _PAUSE = 10.0, 0.002
 
 
 def commit_in_turn(table: TableT, commit: Callable[[TableT], TableT]) -> TableT:
-    """Commit when no other process of this user commits to the table in its turn.
+    """Wait until no other process of this user has its turn to commit to the table, then commit.
 
     The lock is a file in the folder of temporary files, which holds the location of the version that the last turn
-    committed. A lock that can't be used is no error.
+    committed. If it can't be used, commit without it.
 
     Args:
         table: the version to commit to. If the last turn committed another one, it is refreshed.
@@ -52,7 +52,7 @@ def commit_in_turn(table: TableT, commit: Callable[[TableT], TableT]) -> TableT:
 
 
 def _opened(location: str) -> int | None:
-    """Open the lock of the table at a location; None if there can be none."""
+    """Open the lock of the table at a location; None if it can't be opened."""
     if sys.platform == "win32":
         return None
     name = hashlib.sha256(location.encode()).hexdigest()[:32]
@@ -65,7 +65,7 @@ def _opened(location: str) -> int | None:
 
 def _locked(lock: int) -> bool:
     """Lock the file; return whether that succeeded in time. The lock ends when the file is closed."""
-    import fcntl  # Windows has none
+    import fcntl  # not available on Windows
 
     end = time.monotonic() + _LONGEST
     while True:

@@ -186,7 +186,7 @@ def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
 
 
 def removal_of(entries: Relation, state: TableState) -> Removal:
-    """Return the removal of entries of `SEARCH_COLUMNS`. If there are few, the tally has their partitions.
+    """Return the removal of entries of `SEARCH_COLUMNS`. If there are few, the tally includes their partitions.
 
     For many entries, runs jobs.
     """
@@ -216,7 +216,7 @@ def removal_of(entries: Relation, state: TableState) -> Removal:
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
-    """Group the entries of one manifest to rows of `_GROUPS`. The first row has all ordinals."""
+    """Group the entries of one manifest into rows of `_GROUPS`. The first row holds all ordinals."""
     groups: list[dict[str, Any]] = []
     ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
     for kind, count in tally_of(rows).items():
@@ -386,7 +386,7 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
 
 def dvs_of(state: TableState, data: Relation, searches: Searches) -> Relation:
     """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
-    if state.metadata.format_version < 3:  # deletion vectors came with version 3
+    if state.metadata.format_version < 3:  # earlier versions have no deletion vectors
         return nothing(data)
     return where(deletes_of(state, data, delete_leaves(state, data), searches), has_offset())
 
@@ -489,8 +489,8 @@ class FilteredFiles:
         """
         scan = ScanFilter.of(state, self.row_filter)
         leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
-        search = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
-        entries = search.entries(leaves, lambda fresh: self._judged(scan, fresh))
+        search = _Matching(state, self._memo, _search_schema(state).append(pa.field(_ALL_MATCH, pa.bool_())))
+        entries = search.entries(leaves, lambda fresh: self._with_all_match(scan, fresh))
         if partly := first(entries, ~sql.col(_ALL_MATCH)):
             raise ValidationError(
                 f"{state.metadata.location}: cannot delete {partly['location']} as a whole: some of its rows may not "
@@ -498,7 +498,7 @@ class FilteredFiles:
             )
         return _with_dvs(state, entries, searches)
 
-    def _judged(self, scan: ScanFilter, leaves: pa.Table) -> Relation:
+    def _with_all_match(self, scan: ScanFilter, leaves: pa.Table) -> Relation:
         """Return the entries that may match, and whether all of their rows match."""
         state = scan.state
         projection = search_projection(state, scan.filter_ids)
@@ -526,7 +526,7 @@ class ReplacedFiles:
             if isinstance(partitions, pa.Table):
                 leaves = leaves_of_partitions(state, leaves, partitions)
             replaced = partial(_in_partitions, state, partitions=partitions)
-        return _with_dvs(state, _Matching(state, self._memo, _narrow(state)).entries(leaves, replaced), searches)
+        return _with_dvs(state, _Matching(state, self._memo, _search_schema(state)).entries(leaves, replaced), searches)
 
 
 def _in_partitions(state: TableState, leaves: pa.Table, partitions: Relation) -> Relation:
@@ -565,11 +565,11 @@ class _Matching:
         return pa.concat_tables([remembered, few_entries]).combine_chunks()
 
 
-def _narrow(state: TableState) -> pa.Schema:
+def _search_schema(state: TableState) -> pa.Schema:
     return search_projection(state).schema
 
 
 def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:
     """Return the removal of data files and their deletion vectors."""
-    files = some_columns(data, _narrow(state).names)
+    files = some_columns(data, _search_schema(state).names)
     return removal_of(union(files, dvs_of(state, files, searches), state), state)

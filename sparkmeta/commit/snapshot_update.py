@@ -125,7 +125,7 @@ class ChangeSet:
         replaced: the removed files whose rows the added ones hold.
         superseded: position delete files that are removed if they are live.
         are_new: whether no added file can be in the table already.
-        new_paths: whether other commits must not have added the data files, however their paths are spelled.
+        new_paths: whether it is a conflict if other commits added the same data files, however their paths are spelled.
         referenced: data files of position delete files, and whether it is a conflict if others have deleted them.
         validations: the checks against other commits.
         specs: the partition specs of data files that other commits may add; None for any.
@@ -238,7 +238,7 @@ class Attempt:
     """An attempt to create a snapshot on one state of the table.
 
     Attributes:
-        changes: the changes of files.
+        changes: the file changes.
         progress: the results of earlier attempts.
         head: the table at the branch's head.
     """
@@ -251,7 +251,8 @@ class Attempt:
     def start(self) -> int | None:
         """The snapshot after which other commits may conflict: the last attempt's head, if the history still has it.
 
-        The snapshot of an earlier change of the transaction is another one in each attempt, in files of other names.
+        An earlier change of the same transaction creates its snapshot anew in each attempt, perhaps with the same id.
+        The location of its manifests tells whether it is the validated one.
         """
         validated, head = self.progress.validated, self.head.snapshot
         if validated is not None and head is not None:
@@ -412,10 +413,10 @@ class Attempt:
 
 
 class SnapshotStep:
-    """The step of a transaction that makes a snapshot of changes of files.
+    """The step of a transaction that creates a snapshot from file changes.
 
     Attributes:
-        changes: the changes of files.
+        changes: the file changes.
         target: where the snapshot goes.
         key: the idempotency key, which the snapshot records; None for no key.
         repetition_of: the snapshot that has recorded the key; None if none is known.
@@ -482,12 +483,12 @@ class SnapshotStep:
 
 
 class SnapshotUpdate:
-    """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
+    """Collects file changes, which become one snapshot when the transaction commits. Methods can be chained.
 
     Files are rows with the columns of `inspect.files`, as a DataFrame or an Arrow table, or `DataFile`s of pyiceberg.
     To remove a file, `file_path` is enough, with `content_offset` for a deletion vector. Rows of `plan_files` and
-    `arrow.plan_files` are found faster because they have a `manifest_path`. A commit of few files that are not a
-    DataFrame needs no Spark.
+    `arrow.plan_files` are found faster because they have a `manifest_path`. A commit of a few files needs no Spark
+    unless they are a DataFrame.
 
     New data files can also be a table: its live files are added. Its manifests are decoded directly into new ones,
     which is faster than a DataFrame of its files.

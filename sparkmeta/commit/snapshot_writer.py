@@ -60,7 +60,7 @@ class SnapshotWriter(Protocol):
         """Begin an attempt onto a branch's head and return the state that the commit edits."""
 
     def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
-        """Convert new files to entries. Many are written to manifests by jobs.
+        """Convert new files to entries. If there are many, jobs write them to manifests.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
@@ -72,7 +72,7 @@ class SnapshotWriter(Protocol):
         """
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
-        """Convert the live data files of another table to entries. Many are written to manifests by jobs.
+        """Convert the live data files of another table to entries. If there are many, jobs write them to manifests.
 
         Args:
             source: the other table.
@@ -86,7 +86,7 @@ class SnapshotWriter(Protocol):
         """
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Convert the deletion vectors of another table to entries. `added` has the table's data files.
+        """Convert the deletion vectors of another table to entries. `added` contains its data files.
 
         Raises:
             ValidationError: a deletion vector is older than its data file.
@@ -114,7 +114,7 @@ class ListWriter:
     searches: Searches
     _state: TableState | None = None
     _written_for: tuple[int, TableMetadata] | None = None
-    _of_rows: pa.Table | None = None
+    _row_manifests: pa.Table | None = None
     # Written manifests, by the manifests and changes that they result from.
     _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
     _merged: dict[tuple[tuple[str, int | None], ...], pa.Table] = field(default_factory=dict)
@@ -128,16 +128,16 @@ class ListWriter:
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`.
 
-        The format version and snapshot id must be the same, since manifests contain them, and the folder, in which the
-        list makes their names durable. Manifests and their list must be encrypted alike. The table must still have the
-        partition specs and schemas that readers need to understand the manifests.
+        The format version and snapshot id must be the same, since manifests contain them. The folder must be the same,
+        since writing the list there makes the names of manifests durable. Manifests and their list must be encrypted
+        alike. The table must still have the partition specs and schemas that readers need to understand the manifests.
         """
         if self._written_for is None or has_tree(head.metadata):
             return not has_tree(head.metadata)
         snapshot_id, written_for = self._written_for
         new, old = head.metadata, written_for
-        same = (old.format_version, snapshot_id, metadata_folder(old), data_key_length(old))
-        is_same = same == (new.format_version, self.names.snapshot_id, metadata_folder(new), data_key_length(new))
+        required = (old.format_version, snapshot_id, metadata_folder(old), data_key_length(old))
+        is_same = required == (new.format_version, self.names.snapshot_id, metadata_folder(new), data_key_length(new))
         return is_same and not lacks_definitions(head.metadata, written_for)
 
     def begin(self, head: TableState) -> TableState:
@@ -190,11 +190,11 @@ class ListWriter:
 
     def _new_manifests(self, added: NewFiles) -> pa.Table:
         """Return the manifests with new files. Files that are still rows are written to manifests first."""
-        if self._of_rows is None:
-            self._of_rows = MANIFEST_FILE_SCHEMA.empty_table()
+        if self._row_manifests is None:
+            self._row_manifests = MANIFEST_FILE_SCHEMA.empty_table()
             if added.rows is not None and len(added.rows):
-                self._of_rows = write_added(self.state, added.rows, self.names)
-        return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
+                self._row_manifests = write_added(self.state, added.rows, self.names)
+        return self._row_manifests if added.leaves is None else pa.concat_tables([self._row_manifests, added.leaves])
 
     def _without_entries(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
         """Replace manifests with removed entries. Return the head's manifests and the number of replaced ones."""
@@ -210,29 +210,29 @@ class ListWriter:
         unwritten = [index for index, key in keys.items() if key not in self._successors]
         new_manifests = self._rewriter.without_entries(listed.take(pa.array(unwritten, pa.int64())), removed)
         self._successors |= {keys[index]: new_manifests.slice(row, 1) for row, index in enumerate(unwritten)}
-        places = list(range(len(listed)))
+        rows = list(range(len(listed)))
         for row, index in enumerate(keys, len(listed)):
-            places[index] = row
-        return _taken([listed, *(self._successors[key] for key in keys.values())], places), len(keys)
+            rows[index] = row
+        return _rows_at([listed, *(self._successors[key] for key in keys.values())], rows), len(keys)
 
     def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
         """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
         bins = merge_bins(manifests, options, MOST_MERGED if self.state.access.alone else None)
         groups = {pack.indices: manifests.take(pa.array(pack.indices, pa.int64())) for pack in bins if pack.is_merged}
         # Keys include first row ids: entries inherit them, and another commit may have assigned others.
-        keys = {places: tuple(_sources(group)) for places, group in groups.items()}
-        unwritten = [places for places in groups if keys[places] not in self._merged]
-        new_manifests = self._rewriter.merged([groups[places] for places in unwritten])
-        self._merged |= {keys[places]: new_manifests.slice(row, 1) for row, places in enumerate(unwritten)}
+        keys = {indices: tuple(_sources(group)) for indices, group in groups.items()}
+        unwritten = [indices for indices in groups if keys[indices] not in self._merged]
+        new_manifests = self._rewriter.merged([groups[indices] for indices in unwritten])
+        self._merged |= {keys[indices]: new_manifests.slice(row, 1) for row, indices in enumerate(unwritten)}
         merged_rows = itertools.count(len(manifests))
-        places = [place for pack in bins for place in ([next(merged_rows)] if pack.is_merged else pack.indices)]
+        rows = [row for pack in bins for row in ([next(merged_rows)] if pack.is_merged else pack.indices)]
         replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
-        return _taken([manifests, *(self._merged[keys[indices]] for indices in groups)], places), replaced
+        return _rows_at([manifests, *(self._merged[keys[indices]] for indices in groups)], rows), replaced
 
 
-def _taken(tables: Sequence[pa.Table], places: Sequence[int]) -> pa.Table:
-    """Return rows of tables that follow each other. A list may have many thousands, so they are taken at once."""
-    return pa.concat_tables(tables).combine_chunks().take(pa.array(places, pa.int64()))
+def _rows_at(tables: Sequence[pa.Table], rows: Sequence[int]) -> pa.Table:
+    """Return rows of the concatenated tables. A list may have many thousands, so one `take` returns them all."""
+    return pa.concat_tables(tables).combine_chunks().take(pa.array(rows, pa.int64()))
 
 
 def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:

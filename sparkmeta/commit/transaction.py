@@ -99,7 +99,7 @@ class Transaction(Generic[TableT]):
         *,
         idempotency_key: tuple[str, int] | None = None,
     ) -> SnapshotUpdate:
-        """Begin a new snapshot of a branch. Its changes of files take effect when the transaction commits.
+        """Begin a new snapshot of a branch. Its file changes take effect when the transaction commits.
 
         Args:
             branch: the branch. It must exist, unless the table has no snapshots. Defaults to main, or in tables with
@@ -109,7 +109,7 @@ class Transaction(Generic[TableT]):
                 later one, the transaction commits nothing; see `repetition_of`.
 
         Raises:
-            UnsupportedError: the table is encrypted and has another format version than 3, or has manifest lists of
+            UnsupportedError: the table is encrypted and its format version is not 3, or it has manifest lists of
                 format version 4.
             EncryptionError: the table is encrypted, and a key is missing, refused or wrong.
             ValidationError: the branch is a tag, or a property is not a string; the transaction has another key; or a

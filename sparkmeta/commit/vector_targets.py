@@ -87,7 +87,7 @@ _LOST_SCHEMA = pa.schema(
 
 
 def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
-    """Return whether delete manifests may hold position delete files, and tasks can read these. May run a job."""
+    """Return whether delete manifests may hold position delete files that tasks can read. May run a job."""
     return bool(len(manifests)) and state.access.tasks is not None and not only_dvs(state, manifests, by_job=True)
 
 
@@ -156,8 +156,8 @@ def _lost_by_tasks(state: TableState, attached: DataFrame, dvs: DataFrame) -> Da
             blob["size_in_bytes"].alias("size"), "record_count",
         ).alias("vector"),
     )  # fmt: skip
-    of_files = pairs.where(F.upper("delete.file_format") != "PUFFIN").join(vectors, "data_path")
-    units = of_files.groupBy(
+    vector_pairs = pairs.where(F.upper("delete.file_format") != "PUFFIN").join(vectors, "data_path")
+    units = vector_pairs.groupBy(
         F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
     ).agg(F.collect_list("vector").alias("vectors"))
     find = partial(_lost_positions, state.access.tasks, state.types.locations)
@@ -270,8 +270,8 @@ def _rewritten(
     """
     if added.moved is None:
         return {}
-    of_rows = [] if added.rows is None else added.rows.column("referenced_file").drop_null().to_pylist()
-    return removal_of(where(targets, ~sql.col("location").isin(of_rows)), state).masks if of_rows else gaining
+    root_paths = [] if added.rows is None else added.rows.column("referenced_file").drop_null().to_pylist()
+    return removal_of(where(targets, ~sql.col("location").isin(root_paths)), state).masks if root_paths else gaining
 
 
 def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:

@@ -49,7 +49,7 @@ class WriteTarget:
         Raises:
             ValidationError: the branch does not exist and is not created, or is a tag.
         """
-        from sparkmeta.commit.new_snapshot import branch_head  # what reads a table does not import commits
+        from sparkmeta.commit.new_snapshot import branch_head  # readers of tables don't import commit code
 
         return branch_head(state, self._base(state.metadata))
 
@@ -135,7 +135,7 @@ def _session_wap(state: TableState) -> tuple[str | None, str | None]:
 
 
 def refuse_session_wap(metadata: TableMetadata, conf: Mapping[str, str], branch: str | None) -> None:
-    """Raise UnsupportedError if a session would write elsewhere than a process that does not have it.
+    """Raise UnsupportedError if a session would write to another target than a process without the session.
 
     Args:
         metadata: the table.

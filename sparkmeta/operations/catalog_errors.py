@@ -48,7 +48,7 @@ _KINDS: dict[type[Exception], type[SparkmetaError]] = {
 }
 # Libraries that pyiceberg's catalogs use to reach their services.
 _CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
-# Classes of errors of pyiceberg and these libraries if there was no response, or the server failed.
+# Error classes of pyiceberg and these libraries for requests without a response, or with a failure of the server.
 _UNANSWERED = {
     "BotoCoreError",
     "ConnectionError",
@@ -115,7 +115,7 @@ def settled(
 
 
 def shown_error(error: Exception, properties: Mapping[str, Any]) -> str:
-    """Return the first line of an error's message, in which the credentials in properties are replaced."""
+    """Return the first line of an error's message, with the credentials in properties replaced."""
     return without_secrets(next(iter(str(error).splitlines()), type(error).__name__), properties)
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
-# Attempts to load the newest version. A listed version is deleted before it is read only after several other commits.
+# Attempts to load the newest version. Only several other commits can delete a listed version before it is read.
 _LOADS = 20
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class FileSystemOperations:
     `write.metadata.compression-codec` takes effect with the commit after the one that sets it.
 
     Attributes:
-        table_uuid: the expected table; None for any.
+        table_uuid: the UUID of the expected table; None for any.
         refusal: the reason why the table can't be committed to, if it belongs to a catalog; else None.
     """
 
@@ -184,7 +184,7 @@ class FileSystemOperations:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
 
     def _is_newest(self, location: str) -> bool:
-        """Return whether neither the listing nor the hint has a later version.
+        """Return whether neither the listing nor the hint names a later version.
 
         A listing alone may miss concurrent changes.
         """

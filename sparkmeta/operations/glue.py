@@ -133,7 +133,7 @@ def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], versi
 
 
 def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
-    """Rename a table: Glue has it under both names, then only under the new one.
+    """Rename a table. Glue holds it under both names at first, then only under the new one.
 
     Call it inside `with catalog_errors(...)`. The old name is dropped only if its entry has not changed since it was
     copied. Glue has no conditional drop, so a commit in the moment between this check and the drop is lost.

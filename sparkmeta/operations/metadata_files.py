@@ -1,4 +1,4 @@
-"""Find the current metadata file in a table's folder, by the hint file or by a listing."""
+"""Find the current metadata file in a table's folder, from the hint file or a listing."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def is_metadata_file(location: str) -> bool:
 def latest_metadata(files: Files, folder: str) -> MetadataLocation:
     """Return the current metadata file of the table in a folder.
 
-    For a file system table, ``v<N>.metadata.json``, it is the version in ``version-hint.text``, or the highest one
-    without a hint, or a later one without a gap, since the hint may be outdated. For a table of a catalog,
-    ``<N>-<uuid>.metadata.json``, it is the highest number. Files may be gzip.
+    For a file system table, ``v<N>.metadata.json``, it is the last version that follows the one in
+    ``version-hint.text`` without a gap, since the hint may be outdated. Without a hint, it is the highest version. For
+    a table of a catalog, ``<N>-<uuid>.metadata.json``, it is the highest number. Files may be gzipped.
 
     Raises:
         NoSuchTableError: there is no metadata file.
@@ -68,7 +68,7 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
 
 
 def newest_listed(files: Files, folder: str) -> MetadataLocation:
-    """Return the current metadata file by a listing alone, despite outdated hints and gaps between versions.
+    """Return the current metadata file from a listing alone, despite outdated hints and gaps between versions.
 
     Raises:
         NoSuchTableError, ValidationError: see `latest_metadata`.
@@ -121,7 +121,7 @@ def hinted_version(files: Files, folder: str) -> int | None:
 
 
 def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
-    """Return the newest version if the hinted one has been deleted, as happens after a late hint of a slow writer."""
+    """Return the newest version if the hinted one has been deleted, as when a slow writer writes its hint late."""
     with suppress(NoSuchTableError, ValidationError):
         newest = _highest(files, folder, join(folder, METADATA))
         if newest.version > hinted and not newest.read_only:

@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PointerOperations(ABC):
-    """The operations of a table in a catalog of pyiceberg's that holds the location of its metadata file.
+    """The operations of a table in a pyiceberg catalog that holds the location of its metadata file.
 
     Every format version is supported, since the catalog does not read the file.
 
     Attributes:
         identifier: the names of the namespace, and the table's name.
-        table_uuid: the expected table; None for any.
+        table_uuid: the UUID of the expected table; None for any.
     """
 
     refusal: ClassVar[str | None] = None
@@ -106,7 +106,7 @@ class PointerCommit:
         return self.version.metadata.properties
 
     def outcome_in(self, current: TableMetadata) -> Outcome:
-        """Return the outcome if the catalog has a third version: won if it follows from this one."""
+        """Return the outcome if the catalog points to a third version: won if it follows from this one."""
         logged = {entry.metadata_file for entry in current.metadata_log}
         if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
             return Outcome.WON

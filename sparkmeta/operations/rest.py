@@ -78,7 +78,7 @@ _LIMITS = {"rest.client.connection-timeout-ms": 30_000, "rest.client.socket-time
 
 
 class TimedRestCatalog(RestCatalog):
-    """A REST catalog whose requests fail if the server does not connect, or is silent, for too long."""
+    """A REST catalog whose requests fail if the server takes too long to connect, or is silent for too long."""
 
     def _config_headers(self, session: Session) -> None:
         """Set headers, and the limits: pyiceberg calls this for each new session before it sends a request."""
@@ -114,7 +114,7 @@ _NOT_IMPLEMENTED = 501
 _REPORT_METRICS = Endpoint(http_method=HttpMethod.POST, path=f"{API_PREFIX}/{Endpoints.load_table}/metrics")
 _REPORT_SECONDS = 5
 _PAUSE_SECONDS = 300
-# Catalogs that did not take a report -> the time from which to send them reports again.
+# Catalogs that did not accept a report -> the time from which to send them reports again.
 _pauses: WeakKeyDictionary[RestCatalog, float] = WeakKeyDictionary()
 # Status codes of servers that lack an operation.
 _UNSUPPORTED: dict[int, type[Exception]] = dict.fromkeys((405, 406), NotImplementedError)
@@ -139,10 +139,10 @@ class LoadedTable(NamedTuple):
 class RestOperations:
     """The operations of a table in a pyiceberg REST catalog.
 
-    Commits send only changes, so other changes by the catalog stay. The catalog's response has the resulting version.
+    Commits send only changes, so changes that the catalog makes itself stay. Its response contains the new version.
 
     Attributes:
-        table_uuid: the expected table; None for any.
+        table_uuid: the UUID of the expected table; None for any.
         token: the table's own bearer token; None for the catalog's.
         credentials: the credentials that the catalog vended for the table's files when the table was loaded.
     """
@@ -191,7 +191,7 @@ class RestOperations:
                 return self._settled(attempt, error)
 
     def takes_reports(self) -> bool:
-        """Return whether the catalog takes metrics reports: its server offers the endpoint, and no property forbids it.
+        """Return whether the catalog accepts metrics reports: its server offers the endpoint, and no property bars it.
 
         After a failure, none are sent to the catalog for a while.
         """
@@ -201,7 +201,7 @@ class RestOperations:
         return is_enabled and _REPORT_METRICS in self.catalog._supported_endpoints
 
     def report(self, report: Report) -> None:
-        """Send a metrics report on the table, unless the catalog takes none at present.
+        """Send a metrics report on the table, unless the catalog accepts none at present.
 
         Raises:
             CatalogError: the catalog refuses, or does not answer in time. An expired token is not renewed.
@@ -277,7 +277,7 @@ class _Attempt:
     properties: Mapping[str, str]
 
     def outcome_in(self, current: TableVersion) -> Outcome:
-        """Return the outcome if the catalog has a version: unknown if it would still accept the request."""
+        """Return the outcome, given the catalog's version: unknown if the catalog would still accept the request."""
         metadata, ids = current.metadata, self.snapshot_ids
         if has_any_snapshot(metadata, ids) if ids else has_changes(metadata, self.changes):
             return Outcome.WON
@@ -482,7 +482,7 @@ _REGISTER = "namespaces/{namespace}/register-view"
 _VIEW_LOADING: dict[int, type[Exception]] = {404: iceberg.NoSuchViewError}
 _VIEW_COMMITTING = _VIEW_LOADING | {409: iceberg.CommitFailedException}
 _VIEW_CREATING: dict[int, type[Exception]] = {404: iceberg.NoSuchNamespaceError, 409: iceberg.ViewAlreadyExistsError}
-# The id of the schema or version that the same request has added last.
+# Stands for the id of the schema or version that the same request added last.
 _LAST_ADDED = -1
 
 
@@ -494,7 +494,7 @@ class RestViewOperations:
     view has replaced the base's, but not if the base is outdated.
 
     Attributes:
-        view_uuid: the expected view; None for any.
+        view_uuid: the UUID of the expected view; None for any.
     """
 
     catalog: RestCatalog

@@ -103,13 +103,13 @@ class SqlRow:
                 raise self._failure(base, location, outcome, error) from error
 
     def rename(self, identifier: tuple[str, ...]) -> None:
-        """Rename the row. Raises an error if there is no such row, or another one of the new name."""
+        """Rename the row. Raises an error if there is no such row, or another row has the new name."""
         namespace, name = _names(identifier)
         renamed = update(IcebergTables).where(*self._is_row()).values(table_namespace=namespace, table_name=name)
         try:
             count = self._changed(renamed)
         except IntegrityError as error:
-            raise SqlRow(self.catalog, identifier, self.is_view)._taken() from error
+            raise SqlRow(self.catalog, identifier, self.is_view)._name_conflict() from error
         if count == 0:
             raise self.missing()
 
@@ -171,11 +171,11 @@ class SqlRow:
         if isinstance(error, CommitFailedError | NoSuchTableError | NoSuchViewError):
             return error
         if isinstance(error, IntegrityError) and base is None and outcome is Outcome.LOST:
-            return self._taken()
+            return self._name_conflict()
         return failure(outcome, location, error)
 
-    def _taken(self) -> Exception:
-        """Return the error if the name is taken, by a table or a view."""
+    def _name_conflict(self) -> Exception:
+        """Return the error for a name that a table or a view already has."""
         has_view = self.catalog._schema_version == "v1" and SqlRow(self.catalog, self.identifier, True).pointer()
         kind = ViewAlreadyExistsError if self.is_view and has_view else TableAlreadyExistsError
         problem = f"there is a {'view' if has_view else 'table'} of this name already"
@@ -230,12 +230,12 @@ class SqlOperations(PointerOperations):
 class SqlViewOperations:
     """The operations of a view in a SQL catalog; see `ViewOperations`.
 
-    A row has its last location, but no log: the outcome of a commit that got no response stays unknown if two others
-    followed.
+    A row holds its previous location, but no log. So the outcome of a commit that got no response stays unknown if two
+    other commits followed.
 
     Attributes:
         files_at: returns the files at a location.
-        view_uuid: the expected view; None for any.
+        view_uuid: the UUID of the expected view; None for any.
     """
 
     catalog: SqlCatalog
@@ -339,13 +339,13 @@ class SqlViewOperations:
 def list_sql_views(catalog: SqlCatalog, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the sorted identifiers of the views in a namespace. Raises NoSuchNamespaceError."""
     refuse_missing_namespace(catalog, (*namespace, "*"))
-    of_namespace = [
+    conditions = [
         IcebergTables.catalog_name == catalog.name,
         IcebergTables.table_namespace == Catalog.namespace_to_string(namespace),
         IcebergTables.iceberg_type == _VIEW,
     ]
     with catalog_errors(catalog, namespace), catalog.engine.connect() as connection:
-        names = connection.execute(select(IcebergTables.table_name).where(*of_namespace)).scalars()
+        names = connection.execute(select(IcebergTables.table_name).where(*conditions)).scalars()
         return sorted((*namespace, name) for name in names)
 
 

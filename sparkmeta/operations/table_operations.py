@@ -180,8 +180,8 @@ class NextVersion(NamedTuple):
 def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
     """Append the base's file to the metadata log of `new`, and truncate the log.
 
-    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree gets absolute locations from now
-    on if its table property requires them.
+    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree changes to absolute locations if
+    its table property requires them.
 
     Raises:
         ValidationError: a property has an invalid value, or base and new are different tables.
@@ -224,7 +224,7 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
-    """Return whether metadata files are gzip. Raises ValidationError for another codec."""
+    """Return whether metadata files are gzipped. Raises ValidationError for another codec."""
     codec = properties.get(_CODEC, default).lower()
     if codec not in {"none", "gzip"}:
         raise ValidationError(f"the property {_CODEC} is {shown(codec)}: expected none or gzip")
@@ -394,7 +394,7 @@ def refuse_read_only(table: BaseTable, *, as_tree: bool = False) -> None:
 
     Args:
         table: the table.
-        as_tree: whether the commit makes the table a metadata tree, if it is none already.
+        as_tree: whether the commit converts the table to a metadata tree, if it is not one already.
     """
     if table.operations.refusal is not None:
         raise UnsupportedError(f"{table.full_name}: {table.metadata_location}: {table.operations.refusal}")
@@ -424,7 +424,7 @@ def refuse_lists(metadata: TableMetadata, name: str) -> None:
 
 
 def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:
-    """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
+    """Raise UnsupportedError for a table of format version 4 with manifest lists, as other libraries write it."""
     if metadata.format_version > 3:
         refuse_lists(metadata, name)
 

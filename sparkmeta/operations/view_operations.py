@@ -78,7 +78,7 @@ class FileSystemViewOperations:
     one base compete for one name too, with the codec of the base. Old metadata files are not deleted.
 
     Attributes:
-        view_uuid: the expected view; None for any.
+        view_uuid: the UUID of the expected view; None for any.
     """
 
     files: Files
@@ -95,7 +95,7 @@ class FileSystemViewOperations:
         return LoadedView(location, metadata)
 
     def commit(self, base: LoadedView | None, new: ViewMetadata) -> LoadedView:
-        """See `ViewOperations.commit`. Also raises UnsupportedError if its files would move, or it is a catalog's."""
+        """See `ViewOperations.commit`. Also raises UnsupportedError for a view that would move, or is in a catalog."""
         if METADATA_PATH in new.properties:
             raise UnsupportedError(f"{self.folder}: a view in a folder can't have the property {METADATA_PATH}")
         version = 1 if base is None else _version(base.metadata_location) + 1
@@ -108,7 +108,7 @@ class FileSystemViewOperations:
         return LoadedView(location, new)
 
     def is_view(self) -> bool:
-        """Return whether the folder has a view, not a table or nothing."""
+        """Return whether the folder contains a view."""
         location = self._newest()
         return location is not None and self._holds_view(location)
 

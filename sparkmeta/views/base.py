@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ViewCatalog(Protocol):
-    """A catalog, which has the tables and views that queries name."""
+    """A catalog of the tables and views that queries name."""
 
     @property
     def name(self) -> str: ...

@@ -38,7 +38,7 @@ class _Relation(NamedTuple):
     """A table or view that a query names.
 
     Attributes:
-        catalog: the catalog that has it.
+        catalog: the catalog that contains it.
         identifier: its identifier in the catalog.
         full_name: its name in the query, completed by the defaults.
     """
@@ -49,7 +49,7 @@ class _Relation(NamedTuple):
 
     @property
     def key(self) -> tuple[int, tuple[str, ...]]:
-        """A key that all names of one table share. It has the catalog's id, since two catalogs may have one name."""
+        """A key that all names of one table share. It includes the catalog's id, since catalogs may share a name."""
         return id(self.catalog), self.identifier
 
 

@@ -79,7 +79,7 @@ def parse_query(text: str, view: str) -> Query:
 
     Raises:
         ValidationError: the text is not one query.
-        UnsupportedError: sqlglot is not installed, or a table is not named by a plain name.
+        UnsupportedError: sqlglot is not installed, or a table is not given by a simple name.
     """
     sqlglot = _sqlglot()
     try:
@@ -147,16 +147,16 @@ def _table_name(table: Any, text: str, view: str) -> TableName | None:
 def _expressions_in_reach(table: Any) -> Iterator[str]:
     """Return the names of the common table expressions that a table can refer to."""
     exp = _sqlglot().exp
-    inside, node = {id(table)}, table.parent
+    ancestors, node = {id(table)}, table.parent
     while node is not None:
         clause = node.args.get("with_")
         for expression in clause.expressions if isinstance(clause, exp.With) else ():
-            is_inside = id(expression) in inside
+            is_inside = id(expression) in ancestors
             if not is_inside or clause.recursive:
                 yield expression.alias.casefold()
             if is_inside:
                 break
-        inside.add(id(node))
+        ancestors.add(id(node))
         node = node.parent
 
 

@@ -57,9 +57,9 @@ class View(BaseView):
     ) -> DataFrame:
         """Return the rows of the view: its Spark query over the current tables and views of this catalog.
 
-        Names of tables are never looked up in the session. A name without namespace is in the version's default
-        namespace, and one without catalog in its default catalog, or else in the view's. Columns have the names, types
-        and comments of the view's schema.
+        Names of tables are never looked up in the session. A name without a namespace is in the version's default
+        namespace. A name without a catalog is in the version's default catalog, or else in the view's. Columns have
+        the names, types and comments of the view's schema.
 
         Args:
             catalogs: other catalogs that the view, or a view in its query, names.
@@ -80,7 +80,7 @@ class View(BaseView):
         session = self._sessions.for_caller(spark).get()
         return ViewReader(session, catalogs or {}, translate).read(self)
 
-    # -- changing ---------------------------------------------------------------------------------------------------
+    # -- Changes ----------------------------------------------------------------------------------------------------
 
     def replace(
         self, view_version: Definition, schema: Schema | None = None, properties: Mapping[str, str] | None = None

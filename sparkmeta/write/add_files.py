@@ -1,4 +1,4 @@
-"""Describe existing data files, so that a commit can add them to a table without writing them again. Spark jobs."""
+"""Describe existing data files in Spark jobs, so that a commit can add them to a table without writing them again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 _PATH_COLUMNS: Final = (FILE_PATH, "path")
 # Minimum number of files per task, and maximum number that an error names.
 _TASK_FILES: Final = 50
-_NAMED: Final = 10
+_MAX_NAMED: Final = 10
 _KEY: Final = "location_key"
 _CASE_SENSITIVE: Final = "spark.sql.caseSensitive"
 
@@ -164,7 +164,7 @@ def describe_rows(
         state: the table at the branch's head.
         path_rows: the files: rows of `FILE_PATH` and, if the folders above the files do not name their partitions, of
             `FOLDERS`.
-        count: the number of files, whose paths differ; None if both are unknown.
+        count: the number of files, if all paths are known to differ; otherwise None.
         check_other_tables: see `describe_files`.
     """
     refuse_encrypted(state.metadata, "and existing files have no keys")
@@ -192,7 +192,7 @@ def measured_files(state: TableState, *, full_bounds: bool) -> ExistingFiles:
     """Return the tasks that measure data files of a table, whose partitions are known.
 
     Args:
-        full_bounds: whether bounds are not truncated. Otherwise, the table's properties say which metrics there are.
+        full_bounds: whether bounds are not truncated. Otherwise, the table's properties determine the metrics.
 
     Raises:
         UnsupportedError: tasks can't open the table's files.
@@ -276,7 +276,7 @@ def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool
     """Return the names of the folders that hold a partition field's values.
 
     Hive, Spark and Iceberg's procedure `add_files` use the name of the field's column. Iceberg's writers use the
-    field's own name, which counts unless another column has it.
+    field's own name, which is accepted unless another column has it.
     """
     if isinstance(field.transform, VoidTransform):
         return ()
@@ -339,15 +339,15 @@ def _refuse_present(path_rows: DataFrame, state: TableState) -> None:
 
 
 def _refuse(files: DataFrame, state: TableState, problem: str) -> None:
-    paths = files.select(FILE_PATH).orderBy(FILE_PATH).limit(_NAMED + 1).toArrow().column(0).to_pylist()
+    paths = files.select(FILE_PATH).orderBy(FILE_PATH).limit(_MAX_NAMED + 1).toArrow().column(0).to_pylist()
     _refuse_paths(paths, state, problem)
 
 
 def _refuse_paths(paths: Sequence[str], state: TableState, problem: str) -> None:
     if paths:
-        more = ", and more" if len(paths) > _NAMED else ""
+        more = ", and more" if len(paths) > _MAX_NAMED else ""
         verb = "is" if len(paths) == 1 else "are"
-        raise ValidationError(f"{state.metadata.location}: {', '.join(paths[:_NAMED])}{more} {verb} {problem}")
+        raise ValidationError(f"{state.metadata.location}: {', '.join(paths[:_MAX_NAMED])}{more} {verb} {problem}")
 
 
 def _needs_mapping(described: DataFrame) -> bool:

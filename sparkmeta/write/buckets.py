@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_HASH: Final = (1 << 31) - 1
 _WORD: Final = 4
 # Longer values are hashed alone, since a batch takes as many steps as its longest value has words.
-_MOST_BYTES: Final = 256
+_MAX_BATCHED_BYTES: Final = 256
 _FIRST, _SECOND, _ADDED = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
 
 
@@ -41,7 +41,7 @@ def buckets(num_buckets: int, columns: Sequence[tuple[pa.Array, IcebergType]]) -
 
 
 def _bytes(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Return the bytes that buckets hash of each value (table spec, Appendix B)."""
+    """Return the bytes from which the bucket of each value is computed (table spec, Appendix B)."""
     if pa.types.is_temporal(values.type):
         values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
     if pa.types.is_decimal(values.type):
@@ -64,29 +64,29 @@ def murmur3(values: pa.BinaryArray) -> NDArray[np.uint32]:
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
     starts, lengths = offsets[:-1], np.diff(offsets)
-    # No value ends less than four bytes before the end.
+    # Padded, so that no value ends less than four bytes before the end.
     data = np.concatenate([np.frombuffer(data_buffer or b"", np.uint8)[: offsets[-1]], np.zeros(_WORD, np.uint8)])
     hashes = np.zeros(len(values), np.uint32)
-    rows, place = np.flatnonzero(lengths <= _MOST_BYTES), 0
-    while len(rows := rows[lengths[rows] >= place + _WORD]):
-        mixed = hashes[rows] ^ _scrambled(_words(data, starts[rows] + place))
+    rows, offset = np.flatnonzero(lengths <= _MAX_BATCHED_BYTES), 0
+    while len(rows := rows[lengths[rows] >= offset + _WORD]):
+        mixed = hashes[rows] ^ _scrambled(_words(data, starts[rows] + offset))
         hashes[rows] = _rotated(mixed, 13) * np.uint32(5) + _ADDED
-        place += _WORD
+        offset += _WORD
     rest = lengths % _WORD
     tails = _words(data, starts + lengths - rest) & ((np.uint32(1) << (8 * rest).astype(np.uint32)) - np.uint32(1))
     hashes ^= _scrambled(tails) ^ lengths.astype(np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         hashes = (hashes ^ hashes >> np.uint32(shift)) * np.uint32(factor)
     hashes ^= hashes >> np.uint32(16)
-    for row in np.flatnonzero(lengths > _MOST_BYTES).tolist():
+    for row in np.flatnonzero(lengths > _MAX_BATCHED_BYTES).tolist():
         hashes[row] = mmh3.hash(values[row].as_py(), signed=False)
     return hashes
 
 
 def _words(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the four bytes at each place as a number, with the least significant byte first."""
+    """Return the four bytes at each offset as a number, with the least significant byte first."""
     return sum(  # type: ignore[return-value]
-        data[starts + place].astype(np.uint32) << np.uint32(8 * place) for place in range(_WORD)
+        data[starts + offset].astype(np.uint32) << np.uint32(8 * offset) for offset in range(_WORD)
     )
 
 

@@ -1,4 +1,4 @@
-"""The methods that change rows, of tables and transactions. They import the engine when they are called."""
+"""Methods of tables and transactions that change rows. They import the engine when they are called."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RequestedChange:
     """A change of rows that a caller asks for.
 
     Attributes:
-        make: makes the change by the methods of a `RowChange`.
+        make: makes the change with the methods of a `RowChange`.
         branch: the branch; None for the session's.
         properties: extra properties for the snapshot's summary.
         key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
@@ -413,8 +413,8 @@ class RowChanges(ABC):
                 .merge()
             )
 
-        `when_matched(condition)` takes `update(assignments)`, `update_all()` or `delete()`; `when_not_matched` takes
-        `insert(values)` or `insert_all()`; `when_not_matched_by_source` takes `update(assignments)` or `delete()`.
+        `when_matched(condition)` is followed by `update(assignments)`, `update_all()` or `delete()`, `when_not_matched`
+        by `insert(values)` or `insert_all()`, and `when_not_matched_by_source` by `update(assignments)` or `delete()`.
         Columns are `target.<column>` and `source.<column>`. Among clauses of one kind, the first whose condition holds
         applies. Nothing runs before `merge()`.
 

@@ -61,10 +61,10 @@ VECTOR_SCHEMA = pa.schema(
 )
 """New deletion vectors, with columns of `inspect.files`, and the greatest sequence number of their masks."""
 
-# Rows per batch; each row has a bitmap.
+# Rows per batch; each row holds a bitmap.
 _BATCH_ROWS = 1024
 # Maximum number of positions that a task converts to bitmaps at a time.
-_MOST_POSITIONS = 4_000_000
+_MAX_POSITIONS = 4_000_000
 
 
 def read_masks(
@@ -76,7 +76,7 @@ def read_masks(
         reader: opens files.
         locations: resolves the paths in position delete files.
         batches: rows of `location`, `file_format` and `vectors`, the deletion vectors of a Puffin file as a list of
-            struct<referenced_file, offset, size_in_bytes, record_count>. Files of encrypted tables have key_metadata.
+            struct<referenced_file, offset, size_in_bytes, record_count>. Rows of encrypted tables have `key_metadata`.
     """
     for row in task_rows(batches):
         location, key = row["location"], row.get(KEY_METADATA)
@@ -142,7 +142,7 @@ def position_masks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         for path, positions in _split_by_path(batch.column(0), batch.column(1)):
             by_path.setdefault(path, []).append(positions)
         count += len(batch)
-        if count >= _MOST_POSITIONS:
+        if count >= _MAX_POSITIONS:
             yield _masks_of(by_path)
             by_path, count = {}, 0
     if by_path:
@@ -347,11 +347,11 @@ class PositionFileTasks:
         self, rows: Iterable[dict[str, Any]], write_new: Callable[[str, bytes], None]
     ) -> Iterator[pa.RecordBatch]:
         file, newest_of_paths = PositionFile(self.codec), list[int]()
-        for path, of_path in groupby(rows, key=lambda row: row["data_path"]):
+        for path, path_rows in groupby(rows, key=lambda row: row["data_path"]):
             if file.size >= self.target_bytes:
                 yield self._written(file, newest_of_paths, write_new)
                 file, newest_of_paths = PositionFile(self.codec), []
-            masks = list(of_path)
+            masks = list(path_rows)
             file.add(path, union(masks))
             if (number := newest(masks)) is not None:
                 newest_of_paths.append(number)

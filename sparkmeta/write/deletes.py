@@ -1,4 +1,4 @@
-"""Write deletes of rows: deletion vectors, position delete files and equality delete files. Spark jobs."""
+"""Write deletes of rows: deletion vectors, position delete files and equality delete files."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ GROUP: Final = "group"
 _PATH_ID: Final = DELETE_FILE_PATH_ID
 # Up to this many bytes of masks, writing on the driver is faster than starting tasks.
 _DRIVER_BYTES: Final = 16 << 20
-_NOT_SHOWN: Final = ("data_path", "sequence_number")
+_INTERNAL: Final = ("data_path", "sequence_number")
 _BOUNDED: Final = pa.schema([pa.field("file_path", pa.string()), pa.field("data_path", pa.string())])
 
 
@@ -226,11 +226,11 @@ class _Writer(ABC):
         driver = self.state.access.driver
         is_small = few_requests(older) and self._size <= _DRIVER_BYTES
         if driver is not None and self.state.access.driver_opens(is_small):
-            return self._written_by_driver(older, driver).drop_columns(list(_NOT_SHOWN))
+            return self._written_by_driver(older, driver).drop_columns(list(_INTERNAL))
         with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
             written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
-        return written.join(local_frame(self.state.spark, self.owners), "data_path").select(kind, "*").drop(*_NOT_SHOWN)
+        return written.join(local_frame(self.state.spark, self.owners), "data_path").select(kind, "*").drop(*_INTERNAL)
 
     @property
     def _size(self) -> int:
@@ -303,8 +303,8 @@ class _Writer(ABC):
         partitions = self.files.partitions(self.state.types)
         return owners if partitions is None else owners.append_column(PARTITION, partitions)
 
-    def of_files(self, deletes: pa.Table) -> pa.Table:
-        """Return deletes that have an `owner` as `delete`, with the `data_path` and partition of their owner."""
+    def with_data_files(self, deletes: pa.Table) -> pa.Table:
+        """Return deletes as structs `delete`, with the `data_path` and partition of the data file at index `owner`."""
         structs = deletes.drop_columns(["owner"]).to_struct_array()
         return self.owners.take(deletes.column("owner")).append_column("delete", structs)
 
@@ -343,7 +343,7 @@ class _VectorWriter(_Writer):
             shared = files.sets.deletes.take(pa.array(members[is_chosen]))
             shared = shared.append_column("owner", pa.array(owners[is_chosen], pa.int64()))
             deletes = pa.concat_tables([deletes, shared.cast(deletes.schema)])
-        return self.of_files(deletes)
+        return self.with_data_files(deletes)
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class _FileWriter(_Writer):
     def write(self) -> WrittenDeletes:
         older, superseded = self.owners.slice(0, 0), None
         if self._by_file:
-            older = self.of_files(self._bounded_deletes())
+            older = self.with_data_files(self._bounded_deletes())
             if len(older):
                 paths = pc.struct_field(whole(older.column("delete")), "file_path")
                 with_paths = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
@@ -392,7 +392,7 @@ class _FileWriter(_Writer):
         return deletes.filter(deletes.column("owner").is_valid())
 
     def _bounded(self, paths: pa.ChunkedArray) -> pa.Table:
-        """Return the delete files whose path bounds name one data file, as Java's writers do; rows of `_BOUNDED`."""
+        """Return the delete files, such as Java's, whose path bounds name a single data file; rows of `_BOUNDED`."""
         state = self.state
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
         entries = live_relation(state, live_manifests(state.delete_manifests), projection)
@@ -484,7 +484,7 @@ class KeyDeletes:
         return KeyDeletes(state, checkpointed(selected) if len(specs) > 1 else selected, keys, specs)
 
     def write(self) -> Iterator[Relation]:
-        """Write the files: of rows in memory on the driver, of others by jobs.
+        """Write the files, on the driver for rows in memory, otherwise by jobs.
 
         Yields:
             For each spec, one row per file with columns of `inspect.files`, computed once. Nothing if there are no
@@ -495,10 +495,10 @@ class KeyDeletes:
             UnsupportedError: tasks can't write the table's files.
         """
         schema = self.state.metadata.schema()
-        of_keys = pruned(schema, self.keys)
+        key_schema = pruned(schema, self.keys)
         for spec_id in self.specs:
             target = _target(self.state, spec_id)
-            tasks = replace(data_file_tasks(target, schema, of_keys), sort_order_id=UNSORTED_SORT_ORDER.order_id)
+            tasks = replace(data_file_tasks(target, schema, key_schema), sort_order_id=UNSORTED_SORT_ORDER.order_id)
             files: Relation
             if isinstance(self.rows, pa.Table):
                 files = self._written(self.rows, target, tasks)
@@ -534,10 +534,10 @@ class KeyDeletes:
         ids = {*self.keys, *frozenset.intersection(*map(frozenset, sources))}
         fields = [field for field in schema.fields if field.field_id in ids]
         # Keys are never floating-point; bounds of such columns ignore NaN.
-        tops = [field.name for field in fields if not isinstance(field.field_type, FloatType | DoubleType)]
+        top_names = [field.name for field in fields if not isinstance(field.field_type, FloatType | DoubleType)]
         if isinstance(self.rows, pa.Table):
-            return range_of_rows(self.rows, schema, tops, null_is_a_key=True)
-        return count_and_range(self.rows, schema, tops, null_is_a_key=True)[1]
+            return range_of_rows(self.rows, schema, top_names, null_is_a_key=True)
+        return count_and_range(self.rows, schema, top_names, null_is_a_key=True)[1]
 
 
 def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
 # A value that column bounds do not prove.
 _UNKNOWN: Final = object()
-# How names of folders are compared: with case, and without.
+# Comparison keys of folder names: case-sensitive, then case-insensitive.
 _KEYS: Final[tuple[Callable[[str], str], ...]] = (str, str.lower)
 
 
@@ -74,7 +74,7 @@ class FilePartitions:
         required: the field ids of columns without nulls.
         defaults: the initial defaults of columns, in bound form, by field id.
         columns: the ids of all top-level columns by name.
-        case_sensitive: whether the names of folders are compared with case.
+        case_sensitive: whether folder names are case-sensitive.
     """
 
     fields: tuple[FileField, ...]
@@ -83,7 +83,7 @@ class FilePartitions:
     defaults: Mapping[int, Any]
     columns: Mapping[str, int]
     case_sensitive: bool
-    _of_folders: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _folder_cache: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def floats(self) -> frozenset[int]:
@@ -141,7 +141,7 @@ class FilePartitions:
             if earlier.names != names and earlier.text != text:
                 problem = f"are both of the partition field {self.fields[indices[0]].name}"
                 raise ValidationError(f"{location}: folders {earlier} and {folder} {problem}")
-            # If folders have one name, the innermost counts: outer folders may belong to the place where the files lie.
+            # Among folders of the same name, the innermost takes precedence: outer ones may belong to the root path.
             by_field[indices[0]] = folder
         return _Folders(by_field, unassigned)
 
@@ -162,10 +162,10 @@ class FilePartitions:
         columns = {key(name): field_id for name, field_id in self.columns.items()}
         unknown_folders = []
         for folder in folders.unassigned:
-            of_column = [columns[name] for name in map(key, folder.names) if name in columns]
-            if not of_column:
+            column_ids = [columns[name] for name in map(key, folder.names) if name in columns]
+            if not column_ids:
                 unknown_folders.append(folder)
-            elif not present.intersection(of_column):
+            elif not present.intersection(column_ids):
                 problem = "the file lacks this column, which is no identity field of the table's partition spec"
                 raise ValidationError(f"{location}: folder {folder}: {problem}")
         for index, spec_field in enumerate(self.fields):
@@ -191,33 +191,33 @@ class FilePartitions:
     ) -> Any:
         if isinstance(field.transform, VoidTransform):
             return None
-        by_folder = [] if folder is None else self._by_folder(field, folder, location)
+        folder_values = [] if folder is None else self._folder_values(field, folder, location)
         column_facts = facts.get(field.source)
         if field.source in present:
-            proven = self._proven(field, location, column_facts, has_folder=bool(by_folder))
-        elif by_folder and field.is_identity:
-            if by_folder[0] is None and field.source in self.required:
+            proven = self._proven(field, location, column_facts, has_folder=bool(folder_values))
+        elif folder_values and field.is_identity:
+            if folder_values[0] is None and field.source in self.required:
                 problem = f"folder {folder} is null, but column {self.names[field.source]} is required"
                 raise ValidationError(f"{location}: {problem}")
-            return by_folder[0]
+            return folder_values[0]
         else:
             # For transforms other than identity, readers use the column's default, not the folder's value.
             default = self.defaults.get(field.source)
             proven = None if default is None else field.of(default)
-        if not by_folder:
+        if not folder_values:
             return proven
         if proven is _UNKNOWN:
-            return by_folder[0]
-        if not any(proven == value or (_is_nan(proven) and _is_nan(value)) for value in by_folder):
-            problem = f"is {_shown(by_folder[0])} according to the file's folder, but {_shown(proven)} in its rows"
+            return folder_values[0]
+        if not any(proven == value or (_is_nan(proven) and _is_nan(value)) for value in folder_values):
+            problem = f"is {_shown(folder_values[0])} according to the file's folder, but {_shown(proven)} in its rows"
             raise ValidationError(f"{location}: partition field {field.name} {problem}")
         return proven
 
-    def _by_folder(self, field: FileField, folder: _Folder, location: str) -> list[Any]:
+    def _folder_values(self, field: FileField, folder: _Folder, location: str) -> list[Any]:
         key = (field.name, folder.text)
-        if key not in self._of_folders:
-            self._of_folders[key] = _by_folder(field, folder, location)
-        return self._of_folders[key]
+        if key not in self._folder_cache:
+            self._folder_cache[key] = _folder_values(field, folder, location)
+        return self._folder_cache[key]
 
     def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
         """Return the partition value of all rows; `_UNKNOWN` if only the folder determines it."""
@@ -345,7 +345,7 @@ def _shown(value: Any) -> str:
     return "null" if value is None else shown(value)
 
 
-def _by_folder(field: FileField, folder: _Folder, location: str) -> list[Any]:
+def _folder_values(field: FileField, folder: _Folder, location: str) -> list[Any]:
     """Return the possible values of a folder name, the most likely first.
 
     Iceberg writes null as `null`; Spark and Hive do not.
@@ -467,8 +467,8 @@ class ExistingFiles:
             with translated_read_errors(location):
                 file_format = format_of(self.reader, location)
                 if file_format == "PARQUET":
-                    return self._of_footer(location, folders, layouts)
-                return self._of_rows(location, folders, file_format)
+                    return self._from_footer(location, folders, layouts)
+                return self._from_rows(location, folders, file_format)
         except NotFoundError:
             return _Described(location, problem=f"{location}: there is no such file", is_missing=True)
         except (ValidationError, UnsupportedError) as error:
@@ -506,7 +506,7 @@ class ExistingFiles:
 
     # -- Parquet ----------------------------------------------------------------------------------------------------
 
-    def _of_footer(
+    def _from_footer(
         self, location: str, folders: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], FooterLayout]]
     ) -> _Described:
         with self.reader.open(location) as file:
@@ -514,8 +514,8 @@ class ExistingFiles:
             footer = pq.read_metadata(file)
             layout = self._layout(footer, location, self.partitions.in_folders(location, folders), layouts)
             facts = layout.facts(footer, location)
-            if numbers := self.partitions.floats & facts.keys():
-                facts = layout.with_nans(file, footer, facts, numbers)
+            if float_ids := self.partitions.floats & facts.keys():
+                facts = layout.with_nans(file, footer, facts, float_ids)
         described = _Described(location, "PARQUET", footer.num_rows, size)
         described.needs_mapping = self._needs_mapping(layout.columns, has_ids=layout.has_ids)
         described.partition = self.partitions.values(location, folders, facts, layout.columns)
@@ -540,7 +540,7 @@ class ExistingFiles:
 
     # -- ORC and Avro -----------------------------------------------------------------------------------------------
 
-    def _of_rows(self, location: str, folders: str, file_format: str) -> _Described:
+    def _from_rows(self, location: str, folders: str, file_format: str) -> _Described:
         """Read the rows of a file and compute its metrics."""
         file = open_data_file(self.reader, location, file_format)
         columns = file.columns
@@ -646,13 +646,13 @@ class _Described:
 
 
 def format_of(reader: ExecutorReader, location: str) -> str:
-    """Return the format of a data file, by its name or its first bytes. Raises ValidationError if it has none."""
+    """Return the format of a data file, by its name or its first bytes. Raises ValidationError for other formats."""
     suffix = location.rpartition(".")[2].lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
-    begin = reader.read_range(location, 0, 4)
+    first_bytes = reader.read_range(location, 0, 4)
     for magic, file_format in _MAGIC.items():
-        if begin.startswith(magic):
+        if first_bytes.startswith(magic):
             return file_format
     raise ValidationError(f"{location}: the file is not Parquet, ORC or Avro")
 

@@ -1,4 +1,4 @@
-"""Write few rows on the driver, by the functions that tasks run: as one task would write them."""
+"""Write a few rows on the driver with the functions that tasks run, as one task would write them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.write.file_schema import FileColumns
     from sparkmeta.write.tasks import DataFileTasks
 
-# Rows per batch that is divided by partition.
+# Rows of a batch that a writer divides by partition.
 _BATCH_ROWS: Final = 1 << 16
 
 
@@ -155,7 +155,7 @@ class _Values:
             type_name = kinds[field.field_id] if isinstance(field, PartitionField) else "int"
             return pa.nulls(len(self._rows), bound_arrow_type(type_name))
         if isinstance(transform, ColumnsBucket):
-            return self._of_columns(transform)
+            return self._bucket(transform)
         kind = self._schema.find_type(field.source_id)
         assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
@@ -167,7 +167,7 @@ class _Values:
             raise ValidationError(f"{self._state.metadata.location}: {problem}")
         return values
 
-    def _of_columns(self, transform: ColumnsBucket) -> pa.Array:
+    def _bucket(self, transform: ColumnsBucket) -> pa.Array:
         fields = [self._schema.find_field(source) for source in transform.sources]
         sources = [self._source(field.field_id, str(field.field_type)) for field in fields]
         rows = pa.StructArray.from_arrays(sources, [str(field.field_id) for field in fields])

@@ -1,4 +1,4 @@
-"""Upsert few rows on the driver: match them with rows of the table by key, as a merge does in Spark."""
+"""Upsert a few rows on the driver: match them with rows of the table by key, as a merge does in Spark."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class FewUpsert:
         return self.matching.every_row((*self.lineage, FILE, POSITION), keep)
 
     def _with_source_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows whose key columns have values of the source: the other rows of a file take memory."""
+        """Return the rows whose key columns contain values of the source. The other rows would only take memory."""
         for name, values in self._source_key_values.items():
             rows = rows.filter(pc.is_in(rows.column(name), values))
         return rows
@@ -176,7 +176,7 @@ class FewUpsert:
         is_null = np.zeros(len(codes), bool)
         for name in self.keys:
             values = pa.concat_arrays([whole(rows.column(name)) for rows in (self.source, self._rows)])
-            if pa.types.is_floating(values.type):  # -0.0 equals 0.0, and NaN itself
+            if pa.types.is_floating(values.type):  # -0.0 equals 0.0, and NaN equals NaN
                 values = pc.if_else(pc.equal(values, 0), pa.scalar(0, values.type), values)
             coded = values.dictionary_encode(null_encoding="encode")
             is_null |= np.asarray(values.is_null())

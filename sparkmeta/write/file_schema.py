@@ -48,7 +48,7 @@ class Shape(pa.ExtensionType):  # type: ignore[misc]
     """The type of shapes in WKB, for which Arrow's writer marks a column as GEOMETRY or GEOGRAPHY."""
 
     def __init__(self, description: str) -> None:
-        """Make the type.
+        """Create the type.
 
         Args:
             description: the JSON of GeoArrow: the coordinate reference system, and the edges unless they are planar.
@@ -58,7 +58,7 @@ class Shape(pa.ExtensionType):  # type: ignore[misc]
 
     @staticmethod
     def of(type_name: str) -> Shape:
-        """Return the type of an Iceberg type. Without a coordinate reference system, both have the same default."""
+        """Return the type for an Iceberg type. Without a coordinate reference system, both have the same default."""
         match = _SHAPE.fullmatch(type_name)
         assert match is not None
         parts = {"crs": match[2], "edges": "spherical" if match[1] == "geography" else None}
@@ -70,7 +70,7 @@ class Shape(pa.ExtensionType):  # type: ignore[misc]
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Shape:
-        """Return the type of a description."""
+        """Return the type for a serialized description."""
         return cls(serialized.decode())
 
 

@@ -85,7 +85,7 @@ LINEAGE: Final = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The distribution of rows among tasks and their order there. It overrides the table's properties.
+    """The distribution of rows among tasks and their order within a task. It overrides the table's properties.
 
     Attributes:
         order: the order of rows within partitions.
@@ -191,6 +191,8 @@ def _functions(
 
 @dataclass(frozen=True)
 class _Write:
+    """One write of a DataFrame's rows."""
+
     state: TableState
     rows: DataFrame
     schema: Schema
@@ -226,7 +228,7 @@ class _Write:
     # -- Arrangement ------------------------------------------------------------------------------------------------
 
     def arranged(self) -> DataFrame:
-        """Return the rows with their partition values, distributed among tasks, and sorted there where needed."""
+        """Return the rows with their partition values, distributed among tasks and sorted within them if needed."""
         partitions = [PARTITION_COLUMN.format(index) for index in range(len(self.fields))]
         order = self.order.fields
         frame = self._with_values()
@@ -280,35 +282,35 @@ class _Write:
             *((_SORT_COLUMN.format(index), field) for index, field in enumerate(self.order.fields)),
         ]
         expressions: list[sql.Aliased] = []
-        by_tasks: list[TaskValue] = []
+        task_values: list[TaskValue] = []
         for name, field in values:
             source = self._source(field)
             value = partition_value(field.transform, source.type, source.value)
             if value is None:
-                by_tasks.append(TaskValue(name, field.transform, source.type))
+                task_values.append(TaskValue(name, field.transform, source.type))
                 value = source.value
             expressions.append(value.alias(name))
         frame = self.rows.toDF(*self.columns)
         if not expressions:
             return frame
         frame = frame.select("*", *(value.column() for value in expressions))
-        if by_tasks:
-            frame = self._transformed(frame, values, by_tasks)
+        if task_values:
+            frame = self._transformed(frame, values, task_values)
         fitting = {name: self._fitting(name, field).column() for name, field in values if self._may_not_fit(field)}
         return frame.withColumns(fitting) if fitting else frame
 
     def _transformed(
-        self, frame: DataFrame, values: Sequence[tuple[str, SpecField | SortField]], by_tasks: Sequence[TaskValue]
+        self, frame: DataFrame, values: Sequence[tuple[str, SpecField | SortField]], task_values: Sequence[TaskValue]
     ) -> DataFrame:
         """Replace values with their transforms if Spark SQL has no exact form of the transforms."""
-        results = {value.name: spark_type(value.transform.result_type(value.source)) for value in by_tasks}
+        results = {value.name: spark_type(value.transform.result_type(value.source)) for value in task_values}
         row_type = SparkStruct()
         for name, column in zip(self.columns, self.row_type.fields, strict=True):
             row_type.add(name, column.dataType)
         for name, field in values:
             source = self._source(field)
             row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
-        return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
+        return map_arrow(frame, TaskValues(tuple(task_values)), row_type)
 
     def _may_not_fit(self, field: SpecField | SortField) -> bool:
         """Return whether a transform's results can have more digits than their type. Such results are null."""

@@ -145,7 +145,7 @@ def _decimal_bytes(precision: int) -> int:
 
 _SECOND: Final = {"us": 10**6, "ns": 10**9}
 # ORC readers assume that a negative second is rounded up if there are at least this many nanoseconds.
-_LEAST_ROUNDED: Final = 10**6
+_MIN_ROUNDED: Final = 10**6
 # Kinds of streams that are part of a stripe's index.
 _INDEXES: Final = (6, 7, 8)
 _TIMESTAMP_STATISTICS: Final = 9
@@ -211,7 +211,7 @@ class TimesBefore1970:
             return array
         self.has_changes = True
         seconds, fractions = seconds[rows], fractions[rows]
-        seconds += fractions * (10**9 // second) >= _LEAST_ROUNDED
+        seconds += fractions * (10**9 // second) >= _MIN_ROUNDED
         # Readers would take 0 seconds for a time after 1970.
         unstorable = rows[(seconds == 0) | (values[rows] < np.iinfo(np.int64).min + second)]
         if len(unstorable):
@@ -295,10 +295,10 @@ class _Copy:
 
 def _without_times(message: bytes, number: int) -> bytes:
     """Return a message whose column statistics, in fields of this number, have no bounds of times."""
-    return encoded(_plain_statistics(part) if part.number == number else part for part in parsed(message))
+    return encoded(_without_time_bounds(part) if part.number == number else part for part in parsed(message))
 
 
-def _plain_statistics(part: Field) -> Field:
+def _without_time_bounds(part: Field) -> Field:
     assert part.wire_type == BYTES
     return part._replace(
         value=encoded(statistic for statistic in parsed(part.value) if statistic.number != _TIMESTAMP_STATISTICS)
@@ -349,7 +349,7 @@ class ParquetOutput:
         """
         self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes
         variants = frozenset(_variants(schema))
-        self._changed = FooterSink(sink, variants) if variants else None
+        self._footer_sink = FooterSink(sink, variants) if variants else None
         self._footers: list[pq.FileMetaData] = []
         self._opened: pq.ParquetWriter | None = None
         self._key = None if options.data_key_length is None else FileKey.new(options.data_key_length)
@@ -361,8 +361,8 @@ class ParquetOutput:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Write rows as a row group. The first ones decide how variants are shredded."""
-        if self._changed is not None and self._options.inferring_rows:
+        """Write rows as a row group. The first rows determine how variants are shredded."""
+        if self._footer_sink is not None and self._options.inferring_rows:
             if self._shredder is None:
                 self._shredder = Shredder(table, self._options.inferring_rows)
                 self._schema = self._shredder.schema
@@ -370,12 +370,12 @@ class ParquetOutput:
         self._writer(len(table)).write_table(table, row_group_size=max(len(table), 1))
 
     def _writer(self, rows: int) -> pq.ParquetWriter:
-        """Return Arrow's writer. Its Bloom filters are made for the rows of the first row group."""
+        """Return Arrow's writer. Its Bloom filters are sized for the first row group."""
         if self._opened is None:
             options, columns = self._options, [*_leaves(self._schema)]
             filters = _bloom_filters(options, columns, rows)
             self._opened = pq.ParquetWriter(
-                self._sink if self._changed is None else pa.PythonFile(self._changed, mode="w"),
+                self._sink if self._footer_sink is None else pa.PythonFile(self._footer_sink, mode="w"),
                 self._schema,
                 compression=options.codec,
                 compression_level=options.level if options.codec != "none" else None,
@@ -398,11 +398,11 @@ class ParquetOutput:
     def close(self) -> Written:
         """Write the footer."""
         writer = self._writer(0)
-        if self._changed is not None:
-            self._changed.hold()
+        if self._footer_sink is not None:
+            self._footer_sink.hold()
         writer.close()
-        if self._changed is not None:
-            self._changed.release()
+        if self._footer_sink is not None:
+            self._footer_sink.release()
         size = self.size
         self._sink.close()
         (footer,) = self._footers
@@ -434,7 +434,7 @@ class ParquetOutput:
 def _box(footer: pq.FileMetaData, index: int) -> tuple[bytes, bytes] | None:
     """Return the bounds of a column of geometries: the least and the greatest x and y, as Java's writers do.
 
-    None if the column is of another type or has no coordinates, or if bytes are no geometry of ISO WKB.
+    None if the column is of another type or has no coordinates, or if a value is not ISO WKB.
     """
     if footer.schema.column(index).logical_type.type != "GEOMETRY":
         return None
@@ -637,7 +637,7 @@ class OrcOutput:
 
     def abort(self) -> None:
         """Release the file without finishing it."""
-        # The writer's destructor would end the file, and on the closed stream the process.
+        # The writer's destructor would finish the file. On the closed stream, this ends the process.
         self._writer.is_open = False
         if self._spool is not None:
             self._spool.close()

@@ -100,7 +100,7 @@ def check_schema(rows: spark.StructType, schema: Schema, table: str) -> None:
 
     Args:
         rows: the type of the rows.
-        schema: the table's.
+        schema: the table's schema.
         table: the table, for errors.
 
     Raises:
@@ -190,7 +190,7 @@ def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int],
 
     Args:
         rows: the type of the rows.
-        schema: the table's.
+        schema: the table's schema.
         field_ids: the primitive fields to check, none of them inside a list or map.
         table: the table, for errors.
 
@@ -255,7 +255,7 @@ def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...],
             if not _fits(kind, wanted):
                 raise ValidationError(
                     f"{table}: column {'.'.join(path)} of the rows is {kind.simpleString()}: the table has type "
-                    f"{wanted}, which takes {_taken(wanted)}"
+                    f"{wanted}, which takes {_accepted_types(wanted)}"
                 )
 
 
@@ -281,7 +281,7 @@ def _fits(kind: spark.DataType, wanted: IcebergType) -> bool:
     return isinstance(wanted, PrimitiveType) and str(wanted) != "unknown" and kind == spark_type(wanted)
 
 
-def _taken(wanted: IcebergType) -> str:
+def _accepted_types(wanted: IcebergType) -> str:
     if not isinstance(wanted, PrimitiveType):
         return type_name(wanted)
     match wanted:
@@ -307,9 +307,9 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
 
     Args:
         rows: the type of the rows, which `check_columns` has accepted.
-        schema: the table's.
+        schema: the table's schema.
         field_id: the id of a primitive field that is not inside a list or map.
-        names: the names that the columns of the rows have instead, in their order.
+        names: the actual names of the rows' columns, in order; None for the names in `rows`.
     """
     field_path = path_to(schema, field_id)
     wanted = field_path[-1].field_type
@@ -400,8 +400,8 @@ def _default_at(field_path: Sequence[NestedField]) -> Any:
     for field, child in pairwise(field_path):
         if default is None:
             return None
-        inside = _defaults_inside(cast("StructType", field.field_type), default)
-        default = next(value for of, value in inside if of.field_id == child.field_id)
+        defaults = _defaults_inside(cast("StructType", field.field_type), default)
+        default = next(value for nested, value in defaults if nested.field_id == child.field_id)
     return default
 
 
@@ -432,7 +432,7 @@ def assigned_values(
     Args:
         assignments: column name or path -> Column or value.
         frame: an empty DataFrame with the columns that values may refer to.
-        schema: the table's.
+        schema: the table's schema.
         table: the table, for errors.
         before: the qualifier of columns with the values before the change. None for new rows, which are assigned whole
             columns only.
@@ -528,9 +528,9 @@ def evaluated_type(frame: DataFrame, column: Column | str, subject: str) -> Data
         ValidationError: it can't be evaluated for each row. For example, it is an aggregate or a window function.
     """
     try:
-        of_row = F.when(F.lit(True), F.expr(column) if isinstance(column, str) else column)
-        kind = frame.select("*", of_row.alias("value")).schema[-1].dataType
-        _ = frame.where(of_row.isNotNull()).schema  # a WHERE takes no window functions
+        row_value = F.when(F.lit(True), F.expr(column) if isinstance(column, str) else column)
+        kind = frame.select("*", row_value.alias("value")).schema[-1].dataType
+        _ = frame.where(row_value.isNotNull()).schema  # a WHERE clause allows no window functions
     except (AnalysisException, SparkRuntimeException) as error:
         problem = next(iter(str(error).strip().splitlines()), "")
         raise ValidationError(f"{subject}: {problem}") from error
@@ -581,7 +581,7 @@ def with_values(
     # No column has this name.
     changes = max(names, key=len) + "_"
     flag = F.lit(True) if where is None else where.column()
-    # The values refer to columns by name, the other expressions by place.
+    # The values refer to columns by name, the other expressions by position.
     flagged = rows.toDF(*positions).select("*", flag).toDF(*names, changes)
     assigned = [F.when(F.col(sql.quoted(changes)), value) for value in values.values()]
     computed = flagged.select("*", *assigned).toDF(*positional_names([*names, changes, *values]))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.snapshot.state import TableState
 
 # Arrow types -> the types in which Spark would pass their values to tasks.
-_PLAIN: Final = {
+_SPARK_TYPES: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -42,7 +42,7 @@ _PLAIN: Final = {
 
 
 def input_rows(rows: Any, state: TableState) -> Relation:
-    """Return rows to write: few rows in memory as a table, all others as a DataFrame.
+    """Return rows to write: a few rows in memory as a table, all others as a DataFrame.
 
     Rows in memory are few if their bytes do not exceed the share of one task. The table's columns have the types that
     Spark would pass to tasks. The driver writes the table, unless only Spark's sources or tasks can open the files.
@@ -78,10 +78,10 @@ def in_memory(rows: Any, state: TableState) -> pa.Table | None:
         arrow = pa.Table.from_pandas(rows, preserve_index=False) if module == "pandas" else pa.table(rows)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ValidationError(f"{table}: the rows: {' '.join(str(error).split())}") from error
-    return _plain(arrow, state.metadata.schema(), table)
+    return _with_spark_types(arrow, state.metadata.schema(), table)
 
 
-def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
+def _with_spark_types(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
     """Return rows with the types that Spark would pass to tasks. See `check_schema` for the types that it accepts."""
     kinds = {field.name: field.field_type for field in schema.fields}
     columns = []
@@ -102,7 +102,7 @@ def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of dictionaries. Polars stores them as views, which are converted since `take` refuses them."""
-    value_type = _PLAIN.get(column.type.value_type, column.type.value_type)
+    value_type = _SPARK_TYPES.get(column.type.value_type, column.type.value_type)
     return pa.chunked_array(
         [chunk.dictionary.cast(value_type).take(chunk.indices) for chunk in column.chunks], value_type
     )
@@ -124,7 +124,7 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
         wanted: the type of the table's column; None if the table lacks the column.
         as_numbers: whether times become microseconds since midnight, and timestamps of a column of nanoseconds become
             nanoseconds since 1970, since Spark lacks these types. A cast to integers keeps the unit, so
-            values of other units are converted to the right unit before.
+            values of other units are converted to the right unit first.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _typed(kind.storage_type, wanted, as_numbers)
@@ -135,7 +135,7 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
             kind = marked_variant(kind)
         inside = {field.name: field.field_type for field in wanted.fields} if isinstance(wanted, StructType) else {}
         fields = [field.with_type(_typed(field.type, inside.get(field.name), as_numbers)) for field in kind]
-        # Arrow casts no null struct to one with required fields.
+        # Arrow can't cast a null struct to a struct with required fields.
         return pa.struct([field.with_nullable(True) for field in fields])
     if pa.types.is_map(kind):
         key, item = (wanted.key_type, wanted.value_type) if isinstance(wanted, MapType) else (None, None)
@@ -149,8 +149,8 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS else kind
-    supported = _PLAIN.get(kind, kind)
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MAX_DIGITS else kind
+    supported = _SPARK_TYPES.get(kind, kind)
     if pa.types.is_timestamp(supported):
         zone = None if supported.tz is None else "UTC"
         in_nanos = str(wanted) == ("timestamp_ns" if zone is None else "timestamptz_ns")
@@ -158,7 +158,7 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
     return pa.int64() if as_numbers and pa.types.is_time(supported) and str(wanted) == "time" else supported
 
 
-_MOST_DIGITS: Final = 38
+_MAX_DIGITS: Final = 38
 _LISTS: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_list,
     pa.types.is_large_list,

@@ -55,7 +55,7 @@ ALL_MATCH: Final = "all_match"
 _FEW_ROWS: Final = 8 * (16 << 20)
 # Bytes of data files that a task searches, and the minimum number of tasks.
 _TASK_BYTES: Final = 64 << 20
-_LEAST_TASKS: Final = 4
+_MIN_TASKS: Final = 4
 Masks: TypeAlias = pa.Table | DataFrame
 """Rows of `MASK_SCHEMA`: a table on the driver if there are few, otherwise a DataFrame that Spark keeps."""
 _SAME_PATH: Final = {"file_path": "file_path"}
@@ -66,7 +66,7 @@ _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_
 def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
     """Convert the `FILE` and `POSITION` of rows to masks of their data files. Runs a job.
 
-    Each task makes masks of its own rows, so a file has several masks if several tasks have its rows.
+    Each task makes masks of its own rows, so a file has several masks if several tasks read its rows.
 
     Args:
         rows: the rows.
@@ -108,7 +108,7 @@ class Matching:
     def candidates(self) -> Relation:
         """The data files that may match: `file_path`, search hints, sizes, and whether all rows match (`ALL_MATCH`).
 
-        If there are few, they are a table on the driver; for others, runs jobs.
+        If there are few, they are a table on the driver; otherwise, this runs jobs.
         """
         state, scan = self.state, self.scan
         manifests, projection = prune_manifests(scan).data, state.projection(_ENTRY_COLUMNS, scan.filter_ids)
@@ -125,10 +125,10 @@ class Matching:
         return few_or_many(select(data, sql.named(columns)), state)
 
     def _files(self, *, all_match: bool) -> Relation:
-        judged = where(self.candidates, sql.col(ALL_MATCH) == sql.lit(all_match))
-        return some_columns(judged, [name for name in names(judged) if name not in (ALL_MATCH, *_SIZES)])
+        files = where(self.candidates, sql.col(ALL_MATCH) == sql.lit(all_match))
+        return some_columns(files, [name for name in names(files) if name not in (ALL_MATCH, *_SIZES)])
 
-    def _has(self, *, all_match: bool) -> bool:
+    def _has_files(self, *, all_match: bool) -> bool:
         return has_rows(self._files(all_match=all_match))
 
     @property
@@ -143,12 +143,12 @@ class Matching:
     @cached_property
     def has_parts(self) -> bool:
         """Whether there may be files with matching and other rows."""
-        return bool(len(self.partial_files)) if self.by_rows else self._has(all_match=False)
+        return bool(len(self.partial_files)) if self.by_rows else self._has_files(all_match=False)
 
     @cached_property
     def has_whole_files(self) -> bool:
         """Whether there are files whose rows all match. They need not be read."""
-        return not self.by_rows and self._has(all_match=True)
+        return not self.by_rows and self._has_files(all_match=True)
 
     @cached_property
     def partial_plan(self) -> RowPlan:
@@ -199,7 +199,7 @@ class Matching:
             return masks_of(self.positions, files, state)
         matches = matching_rows(scan, Schema(), (FILE, POSITION)).with_dictionary(0)
         size = int(files.numbers("file_size_in_bytes").sum())
-        tasks = min(read_tasks(state.spark), len(files), max(_LEAST_TASKS, size // _TASK_BYTES))
+        tasks = min(read_tasks(state.spark), len(files), max(_MIN_TASKS, size // _TASK_BYTES))
         parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
         return _computed(map_arrow(parts, partial(matching_masks, matches), MASK_SCHEMA), files, state)
 
@@ -235,7 +235,7 @@ class Matching:
 
         Args:
             metadata: the metadata columns.
-            keep: returns the rows of a batch to return; None for all.
+            keep: selects the rows of a batch to return; None for all.
         """
         all_rows = ScanFilter.of(self.state, AlwaysTrue())
         return self._read(self.partial_files, RowScan(all_rows, self.scan.schema, metadata), keep=keep)

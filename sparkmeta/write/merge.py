@@ -71,7 +71,7 @@ def key_filter(ranges: Mapping[str, KeyRange], schema: Schema, *, null_is_a_key:
 
     Args:
         ranges: key column -> its range.
-        schema: the table's.
+        schema: the table's schema.
         null_is_a_key: whether a null in a key equals null.
     """
     row_filter: BooleanExpression = AlwaysTrue()
@@ -100,7 +100,7 @@ def count_and_range(
 
     Args:
         rows: the rows, with the columns of the key.
-        schema: the table's.
+        schema: the table's schema.
         keys: the key columns, all top-level.
         null_is_a_key: whether a null in a key equals null.
     """
@@ -237,8 +237,8 @@ class Merge(Generic[ResultT]):
         if not clauses:
             raise ValidationError("a merge needs at least one clause: when_matched().update_all(), for example")
         for when in When:
-            of_kind = [clause for clause in clauses if clause.when == when]
-            if any(clause.condition is None for clause in of_kind[:-1]):
+            same_kind = [clause for clause in clauses if clause.when == when]
+            if any(clause.condition is None for clause in same_kind[:-1]):
                 problem = "a clause without a condition precedes others of its kind, which would never apply"
                 raise ValidationError(f"{when}: {problem}")
         return self._run(self._request)
@@ -336,7 +336,7 @@ def merge_source(merge: MergeRequest, schema: Schema, table: str) -> MergeSource
 
     Args:
         merge: the merge.
-        schema: the table's.
+        schema: the table's schema.
         table: the table, for errors.
 
     Raises:
@@ -351,10 +351,10 @@ def merge_source(merge: MergeRequest, schema: Schema, table: str) -> MergeSource
         source = _as_in_table(source, schema)
     elif keys is not None:
         names = set(keys)
-        of_keys = Schema(*(field for field in schema.fields if field.name in names))
-        check_columns(source.select(*map(quoted, keys)), of_keys, table)
+        key_schema = Schema(*(field for field in schema.fields if field.name in names))
+        check_columns(source.select(*map(quoted, keys)), key_schema, table)
         # UUIDs may have any notation, and strings a collation.
-        converted = (field for field in of_keys.fields if isinstance(field.field_type, UUIDType | StringType))
+        converted = (field for field in key_schema.fields if isinstance(field.field_type, UUIDType | StringType))
         source = _as_in_table(source, Schema(*converted))
     rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
     count, row_filter = count_and_range(rows, schema, keys or ())
@@ -394,21 +394,21 @@ def key_names(names: Sequence[str], present: Sequence[str], schema: Schema, tabl
     Args:
         names: the names that the caller gave.
         present: the columns of the rows.
-        schema: the table's.
+        schema: the table's schema.
         table: the table, for errors.
 
     Raises:
         ValidationError: there is no name; a column is not in both the rows and the table; or it is not primitive.
     """
-    tops = {field.name: field for field in schema.fields}
+    top_level = {field.name: field for field in schema.fields}
     if not names:
         raise ValidationError(f"{table}: a merge takes at least one column to match by")
     for name in names:
-        if name not in present or name not in tops:
-            hint = hint_at(name, [common for common in tops if common in present])
+        if name not in present or name not in top_level:
+            hint = hint_at(name, [common for common in top_level if common in present])
             raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table{hint}")
-        if not isinstance(tops[name].field_type, PrimitiveType):
-            kind = type_name(tops[name].field_type)
+        if not isinstance(top_level[name].field_type, PrimitiveType):
+            kind = type_name(top_level[name].field_type)
             raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")
     return tuple(names)
 
@@ -584,7 +584,7 @@ class MergedRows:
                 assigned_values(clause.values, self._without_rows[When.MATCHED], schema, subject, before)
             return values
         columns = set(self.source.rows.columns)
-        return {name: _of(_SOURCE, name) for name in self._names if name in columns}
+        return {name: _side_column(_SOURCE, name) for name in self._names if name in columns}
 
     @property
     def _table(self) -> str:
@@ -610,7 +610,7 @@ class MergedRows:
         if keys is None:
             assert not isinstance(self.merge.on, list | tuple)
             return _column(self.merge.on)  # type: ignore[arg-type]
-        return reduce(and_, (_of(_TARGET, name) == _of(_SOURCE, name) for name in keys))
+        return reduce(and_, (_side_column(_TARGET, name) == _side_column(_SOURCE, name) for name in keys))
 
     @property
     def _is_update(self) -> Column:
@@ -642,7 +642,7 @@ class MergedRows:
             # Spark joins and groups the rows of few small files without a shuffle.
             rows = rows.coalesce(1) if matching.reads_on_driver else rows
         joined = rows.alias(_TARGET).join(self._source_rows, self._on, "left" if by_source else "inner")
-        is_matched = _of(_SOURCE, SOURCE_ROW).isNotNull()
+        is_matched = _side_column(_SOURCE, SOURCE_ROW).isNotNull()
         tests = [(index, is_matched & _condition(clause)) for index, clause in matched]
         tests += [(index, ~is_matched & _condition(clause)) for index, clause in by_source]
         applied = joined.withColumn(_CLAUSE, _first(tests))
@@ -656,7 +656,7 @@ class MergedRows:
                 _CLAUSE,
                 *self._new_values(clauses),
                 *self._lineage_and_position,
-                _of(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW),
+                _side_column(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW),
             )
         )
         # Spark does not know how checkpointed rows are distributed, and would shuffle them.
@@ -683,7 +683,7 @@ class MergedRows:
         columns = []
         for name, field in zip(self._names, self.matching.row_type.fields, strict=True):
             assigned = [(index, values[name]) for index, values in updates if name in values]
-            value = _of(_TARGET, name) if len(assigned) < len(updates) else F.lit(None).cast(field.dataType)
+            value = _side_column(_TARGET, name) if len(assigned) < len(updates) else F.lit(None).cast(field.dataType)
             for index, new_value in reversed(assigned):
                 value = F.when(F.col(_CLAUSE) == index, new_value).otherwise(value)
             columns.append(value.alias(name))
@@ -695,10 +695,10 @@ class MergedRows:
         lineage = []
         if self.lineage:
             lineage = [
-                _of(_TARGET, self.lineage[0]).alias(self.lineage[0]),
+                _side_column(_TARGET, self.lineage[0]).alias(self.lineage[0]),
                 F.lit(None).cast("bigint").alias(self.lineage[1]),
             ]
-        return [*lineage, *(_of(_TARGET, name).alias(name) for name in (FILE, POSITION))]
+        return [*lineage, *(_side_column(_TARGET, name).alias(name) for name in (FILE, POSITION))]
 
     # -- Rows of the source -----------------------------------------------------------------------------------------
 
@@ -757,7 +757,7 @@ def _column(condition: Column | str) -> Column:
     return F.expr(condition) if isinstance(condition, str) else condition
 
 
-def _of(side: str, name: str) -> Column:
+def _side_column(side: str, name: str) -> Column:
     return F.col(f"{side}.{quoted(name)}")
 
 
@@ -773,7 +773,7 @@ def upsert_of(
     Args:
         rows: the rows to upsert.
         keys: the key columns; None for the schema's identifier fields.
-        schema: the table's.
+        schema: the table's schema.
         table: the table, for errors.
         updates: whether to update existing rows.
         inserts: whether to insert new rows.

@@ -28,12 +28,12 @@ from sparkmeta.write.file_schema import written
 from sparkmeta.write.formats import Written, leaf_names, parquet_kind, refuse
 
 # -- Compute metrics of a data file (table spec, Metrics) -------------------------------------------------------------
-# Counts and truncated bounds are the same as from Java's writers. Spark tasks import this module, so it imports little.
+# Java's writers compute the same counts and truncated bounds. Spark tasks import this module, so it imports little.
 
 
-_LEAST_SURROGATE: Final = 0xD800
-_MOST_SURROGATE: Final = 0xDFFF
-_MOST_CODE_POINT: Final = 0x10FFFF
+_MIN_SURROGATE: Final = 0xD800
+_MAX_SURROGATE: Final = 0xDFFF
+_MAX_CODE_POINT: Final = 0x10FFFF
 _TRUNCATED: Final = ("string", "binary")
 
 
@@ -57,7 +57,7 @@ class MeasuredColumn:
 
 
 MEASURED: Final = "value"
-"""The name of the column that functions have."""
+"""The name of the column that functions are applied to."""
 
 
 def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> tuple[MeasuredColumn, ...]:
@@ -175,7 +175,7 @@ class FileMetrics:
         upper: dict[int, bytes] = {}
         for leaf in self.leaves:
             if self._written is not None and leaf.length != COUNTS_ONLY:
-                least, greatest = self._of_written(self._written, leaf)
+                least, greatest = self._written_bounds(self._written, leaf)
                 lower |= {} if least is None else {leaf.id: least}
                 upper |= {} if greatest is None else {leaf.id: greatest}
             if leaf.id not in self._least:
@@ -188,7 +188,7 @@ class FileMetrics:
         return {"lower_bounds": lower, "upper_bounds": upper}
 
     @staticmethod
-    def _of_written(written: Written, leaf: MeasuredColumn) -> tuple[bytes | None, bytes | None]:
+    def _written_bounds(written: Written, leaf: MeasuredColumn) -> tuple[bytes | None, bytes | None]:
         if (fields := written.shredded.get(leaf.id)) is not None:
             return fields.encoded(lambda value: _cut(value, leaf.length), lambda value: _cut_up(value, leaf.length))
         return written.boxes.get(leaf.id, (None, None))
@@ -283,9 +283,9 @@ def _cut_up(value: str | bytes, length: int) -> str | bytes | None:
 def _next_text(text: str) -> str | None:
     for index in range(len(text) - 1, -1, -1):
         code = ord(text[index]) + 1
-        if _LEAST_SURROGATE <= code <= _MOST_SURROGATE:
-            code = _MOST_SURROGATE + 1
-        if code <= _MOST_CODE_POINT:
+        if _MIN_SURROGATE <= code <= _MAX_SURROGATE:
+            code = _MAX_SURROGATE + 1
+        if code <= _MAX_CODE_POINT:
             return text[:index] + chr(code)
     return None
 
@@ -376,16 +376,16 @@ class TableColumns:
     ) -> None:
         source_by_name = {source.physical.name: source for source in sources if isinstance(source, FromFile)}
         for physical in columns:
-            inside = ".".join((*path, physical.name))
+            name = ".".join((*path, physical.name))
             source = source_by_name.get(physical.name)
             if source is None:
-                unmapped = physical.id is None and any(column.name == inside for column in self.columns)
+                unmapped = physical.id is None and any(column.name == name for column in self.columns)
                 container = "the table's name mapping (schema.name-mapping.default)" if unmapped else "the table"
-                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in {container}")
+                raise ValidationError(f"{location}: column {name} of type {physical.type} is not in {container}")
             column = source.column
             column_names = self.all_names.get(column.id or 0, frozenset())
             if physical.id is not None and column_names and physical.name not in column_names:
-                problem = f"column {inside} has the field id {physical.id}, which is column {column.name} of the table"
+                problem = f"column {name} has the field id {physical.id}, which is column {column.name} of the table"
                 raise ValidationError(f"{location}: {problem}")
             if source.children:
                 self._check(physical.children, source.children, location, (*path, physical.name))
@@ -659,12 +659,12 @@ def leaf_sources(
         if not isinstance(source, FromFile):
             continue
         physical, index = source.physical, index_by_name[source.physical.name]
-        inside = required and source.column.required
+        is_required = required and source.column.required
         if physical.children:
             repeats = source.column.type in ("list", "map")
-            yield from leaf_sources(physical.children, source.children, index, required=inside and not repeats)
+            yield from leaf_sources(physical.children, source.children, index, required=is_required and not repeats)
         else:
-            yield source, index, inside
+            yield source, index, is_required
 
 
 def _leaf_count(column: IcebergColumn) -> int:

@@ -47,10 +47,10 @@ _ORC_CODECS: Final = {
 _AVRO_CODECS: Final = {"uncompressed": "null", "snappy": "snappy", "gzip": "deflate", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
 _AVRO_BYTES: Final = 16 << 20
-# Shuffled rows take about three times the space of their Parquet files. So these files have about 128 MB, like
-# Iceberg's.
+# Shuffled rows take about three times the space of their Parquet files, so a task's file has about 128 MB, as in
+# Iceberg.
 _SHUFFLED_BYTES: Final = 384 << 20
-# The default of parquet-java.
+# The default levels of parquet-java.
 _LEVELS: Final = {"zstd": 3}
 
 
@@ -72,7 +72,7 @@ class WriteOptions:
         bloom_filters: the Bloom filters of Parquet columns by field id.
         bloom_bytes: the maximum size of a Bloom filter.
         orc_strategy: whether ORC's codec favours speed or compression.
-        inferring_rows: the rows of a Parquet file that decide how its variants are shredded; 0 if they are not.
+        inferring_rows: how many rows of a Parquet file determine how its variants are shredded; 0 to shred none.
         distribution: one of `MODES`.
         shuffled_bytes: the size of the shuffled rows that adaptive execution assigns to a task.
         data_key_length: the length of the keys of encrypted files in bytes; None if files are not encrypted.

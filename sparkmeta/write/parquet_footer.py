@@ -1,7 +1,7 @@
 """Annotate groups of a Parquet file as variants, in its footer. Spark tasks import this module, so it imports little.
 
-Arrow writes a variant as a group without an annotation. A reader that does not know the table's schema needs it, and so
-does Spark. The footer is a structure of Thrift's compact protocol (Parquet format, File Format).
+Arrow writes a variant as a group without an annotation. Spark needs it, and so does any reader that does not know the
+table's schema. The footer is a structure of Thrift's compact protocol (Parquet format, File Format).
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class FooterSink:
 
     def __init__(self, sink: Any, groups: Collection[str]) -> None:
         self.sink, self.groups = sink, groups
-        self._last: list[bytes] | None = None
+        self._held: list[bytes] | None = None
 
     def write(self, data: bytes) -> int:
         """Write bytes, or hold them back after `hold`."""
-        if self._last is None:
+        if self._held is None:
             self.sink.write(data)
         else:
-            self._last.append(bytes(data))
+            self._held.append(bytes(data))
         return len(data)
 
     def tell(self) -> int:
         """Return the number of bytes that the writer has written."""
-        return int(self.sink.tell()) + sum(map(len, self._last or ()))
+        return int(self.sink.tell()) + sum(map(len, self._held or ()))
 
     def hold(self) -> None:
         """Hold back what is written next, which ends with the footer."""
-        self._last = []
+        self._held = []
 
     def release(self) -> None:
         """Write the bytes that are held back, with the changed footer."""
-        assert self._last is not None
-        data = b"".join(self._last)
+        assert self._held is not None
+        data = b"".join(self._held)
         end = len(data) - LENGTH_BYTES - len(MAGIC)
         start = end - int.from_bytes(data[end : end + LENGTH_BYTES], "little")
         footer = annotated(data[start:end], self.groups)

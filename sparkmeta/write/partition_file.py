@@ -122,11 +122,11 @@ _log = logging.getLogger(__name__)
 MOST_BUFFERED: Final = 512 << 20
 """Maximum total of Arrow bytes that the files of a task buffer."""
 
-# The bytes of a column of buffered rows, in addition to its values.
+# The bytes that each column of buffered rows takes in addition to its values.
 _COLUMN_OVERHEAD: Final = 600
 _BATCH_OVERHEAD: Final = 1 << 12
 # Rows between checks of the file size, as in Java.
-_LEAST_ROWS: Final = 1000
+_MIN_ROWS: Final = 1000
 
 
 class Output(Protocol):
@@ -217,7 +217,7 @@ class PartitionFile:
         """Buffer the first rows, up to the end of the row group or file, and return the others."""
         # For a slice, `nbytes` counts only the bytes of its rows.
         size, room = rows.nbytes, max(self.room(), 0.0)
-        count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
+        count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _MIN_ROWS), len(rows))
         part = rows.slice(0, count)
         self._buffered.append(part)
         self.value_bytes += part.nbytes

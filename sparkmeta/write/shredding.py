@@ -36,11 +36,11 @@ from sparkmeta.expr.variants import (
 )
 
 # The limits of Iceberg's Java library.
-_LEAST_SHARE: Final = 0.1
-_MOST_FIELDS: Final = 300
-_MOST_OBSERVED: Final = 1000
-_DEEPEST: Final = 50
-_MOST_DIGITS: Final = 38
+_MIN_SHARE: Final = 0.1
+_MAX_FIELDS: Final = 300
+_MAX_OBSERVED: Final = 1000
+_MAX_DEPTH: Final = 50
+_MAX_DIGITS: Final = 38
 
 # By the id of a primitive type in the encoding of variants.
 _TYPES: Final[dict[int, pa.DataType]] = {
@@ -67,7 +67,7 @@ _TYPES: Final[dict[int, pa.DataType]] = {
 
 @dataclass
 class _Observed:
-    """What the first variants of a file have at a path."""
+    """What the first variants of a file contain at a path."""
 
     count: int = 0
     kinds: set[int | str] = field(default_factory=set)
@@ -87,28 +87,28 @@ class _Observed:
             _, digits, exponent = primitive_of(value).as_tuple()
             self.scale = max(self.scale, -exponent)
             self.digits = max(self.digits, len(digits) + exponent)
-        if depth == _DEEPEST:
+        if depth == _MAX_DEPTH:
             return
         if kind == OBJECT:
-            for name, inside in fields_of(value, names).items():
-                if name in self.fields or len(self.fields) < _MOST_OBSERVED:
-                    self.fields.setdefault(name, _Observed()).add(inside, names, depth + 1)
+            for name, child in fields_of(value, names).items():
+                if name in self.fields or len(self.fields) < _MAX_OBSERVED:
+                    self.fields.setdefault(name, _Observed()).add(child, names, depth + 1)
         elif kind == ARRAY:
             self.element = self.element or _Observed()
-            for inside in elements_of(value):
-                self.element.add(inside, names, depth + 1)
+            for child in elements_of(value):
+                self.element.add(child, names, depth + 1)
 
     def typed(self, rows: int) -> pa.DataType | None:
         """Return the type of `typed_value`; None if the values are not shredded.
 
         Args:
-            rows: the number of variants. Fields that few of them have are not shredded.
+            rows: the number of variants. Fields that few of them contain are not shredded.
         """
         kinds = self.kinds
         if kinds == {OBJECT}:
-            frequent = [(each.count, name) for name, each in self.fields.items() if each.count >= rows * _LEAST_SHARE]
+            frequent = [(each.count, name) for name, each in self.fields.items() if each.count >= rows * _MIN_SHARE]
             chosen = sorted(
-                sorted(frequent, key=lambda pair: (-pair[0], pair[1]))[:_MOST_FIELDS], key=lambda pair: pair[1]
+                sorted(frequent, key=lambda pair: (-pair[0], pair[1]))[:_MAX_FIELDS], key=lambda pair: pair[1]
             )
             typed = [(name, self.fields[name].typed(rows)) for _, name in chosen]
             groups = [pa.field(name.decode(), _group(kind), nullable=False) for name, kind in typed if kind is not None]
@@ -117,8 +117,8 @@ class _Observed:
             kind = self.element.typed(rows) if self.element is not None else None
             return None if kind is None else pa.list_(pa.field("element", _group(kind), nullable=False))
         if kinds and kinds.issubset(DECIMAL_IDS):
-            scale = min(self.scale, max(_MOST_DIGITS - self.digits, 0))
-            return pa.decimal128(max(min(self.digits + self.scale, _MOST_DIGITS), 1), scale)
+            scale = min(self.scale, max(_MAX_DIGITS - self.digits, 0))
+            return pa.decimal128(max(min(self.digits + self.scale, _MAX_DIGITS), 1), scale)
         if kinds and kinds.issubset(INTEGER_IDS):
             return _TYPES[max(map(int, kinds))]
         return _TYPES.get(int(*kinds)) if len(kinds) == 1 else None
@@ -132,18 +132,18 @@ def _group(kind: pa.DataType) -> pa.StructType:
 
 
 class Shredder:
-    """Shreds the variants in the columns of a file, and knows the bounds of their fields.
+    """Shreds the variants in the columns of a file, and tracks the bounds of their fields.
 
     Attributes:
         schema: the schema of the file.
     """
 
     def __init__(self, table: pa.Table, rows: int) -> None:
-        """Choose the columns, which top-level columns of variants get.
+        """Choose the typed columns for the top-level variant columns.
 
         Args:
             table: the first rows of the file, in its schema without shredded variants.
-            rows: the number of rows that decide.
+            rows: the number of rows that determine the typed columns.
         """
         self.schema: pa.Schema = table.schema
         self._columns: list[_Column] = []
@@ -197,17 +197,17 @@ def _split(value: bytes, names: VariantNames, kind: pa.DataType) -> dict[str, An
     value_kind = kind_of(value)
     if pa.types.is_struct(kind):
         if value_kind == OBJECT:
-            inside = fields_of(value, names)
+            fields = fields_of(value, names)
             typed: dict[str, Any] = {}
             for group in kind:
-                part = inside.pop(group.name.encode(), None)
+                part = fields.pop(group.name.encode(), None)
                 typed[group.name] = {} if part is None else _split(part, names, group.type.field("typed_value").type)
-            return {"value": object_of(inside, names) if inside else None, "typed_value": typed}
+            return {"value": object_of(fields, names) if fields else None, "typed_value": typed}
     elif pa.types.is_list(kind):
         if value_kind == ARRAY:
             element = kind.value_type.field("typed_value").type
             return {"typed_value": [_split(part, names, element) for part in elements_of(value)]}
-    elif _takes(kind, value_kind):
+    elif _accepts(kind, value_kind):
         decoded = primitive_of(value)
         if isinstance(decoded, Decimal):
             decoded = _scaled(decoded, kind)
@@ -216,8 +216,8 @@ def _split(value: bytes, names: VariantNames, kind: pa.DataType) -> dict[str, An
     return {"value": value}
 
 
-def _takes(kind: pa.DataType, value_kind: int | str) -> bool:
-    """Return whether a column can have values of a type of variants."""
+def _accepts(kind: pa.DataType, value_kind: int | str) -> bool:
+    """Return whether a typed column can hold variant values of a kind."""
     if pa.types.is_decimal(kind):
         return value_kind in DECIMAL_IDS
     if pa.types.is_integer(kind):
@@ -241,7 +241,7 @@ def _scaled(value: Decimal, kind: pa.Decimal128Type) -> Decimal | None:
 class FieldBounds:
     """The bounds of the shredded fields of a column, by path.
 
-    A field with a value that is not shredded has none, except for the variant null.
+    A field has no bounds if one of its values is not shredded, unless that value is the variant null.
 
     Attributes:
         least: the lower bounds.
@@ -254,11 +254,11 @@ class FieldBounds:
     unknown: set[str] = field(default_factory=set)
 
     def add(self, groups: pa.StructArray, *names: str) -> None:
-        """Add the values of groups of the fields `value` and `typed_value`, which have these names."""
+        """Add the values of the field at the path `names`: groups of the fields `value` and `typed_value`."""
         path, (value, typed) = normalized_path(names), groups.flatten()
         if pa.types.is_struct(typed.type):
-            for child, inside in zip(typed.type, typed.flatten(), strict=True):
-                self.add(inside, *names, child.name)
+            for child, values in zip(typed.type, typed.flatten(), strict=True):
+                self.add(values, *names, child.name)
         elif pc.any(pc.not_equal(value, NULL)).as_py():
             self.unknown.add(path)
         elif not pa.types.is_list(typed.type) and typed.null_count < len(typed):
@@ -284,7 +284,7 @@ class _Column:
     """A shredded column.
 
     Attributes:
-        index: its place in the file.
+        index: its index in the file's schema.
         kind: the type of its `typed_value`.
         bounds: the bounds of its fields.
     """

@@ -102,8 +102,8 @@ class LocationProvider:
         keys = (_DATA, _OBJECTS, _OLD_DATA) if hashed else (_DATA, _OLD_DATA)
         configured = next((properties[key] for key in keys if key in properties), join(metadata.location, "data"))
         folder = configured.rstrip("/")
-        inside = folder.startswith(metadata.location.rstrip("/"))
-        context = "" if inside or not hashed else "/".join(metadata.location.rstrip("/").split("/")[-2:])
+        is_in_table = folder.startswith(metadata.location.rstrip("/"))
+        context = "" if is_in_table or not hashed else "/".join(metadata.location.rstrip("/").split("/")[-2:])
         with_partitions = not hashed or _flag(metadata, _PARTITIONED, default=True)
         return LocationProvider(folder, tuple(fields), hashed, with_partitions, context)
 
@@ -115,14 +115,14 @@ class LocationProvider:
             name: the name of the file.
         """
         path = self._partition_folder(values)
-        inside = f"{path}/{name}" if path else name
+        relative_path = f"{path}/{name}" if path else name
         if not self.hashed:
-            return f"{self.folder}/{inside}"
-        bits = _hash_folders(inside)
+            return f"{self.folder}/{relative_path}"
+        bits = _hash_folders(relative_path)
         if self.context:
-            return f"{self.folder}/{bits}/{self.context}/{inside}"
+            return f"{self.folder}/{bits}/{self.context}/{relative_path}"
         separator = "/" if self.with_partitions else "-"
-        return f"{self.folder}/{bits}{separator}{inside}"
+        return f"{self.folder}/{bits}{separator}{relative_path}"
 
     def _partition_folder(self, values: Sequence[pa.Scalar]) -> str:
         if not self.with_partitions:
@@ -204,7 +204,7 @@ class TaskValues:
 
 
 def _transformed(array: pa.Array, value: TaskValue) -> pa.Array:
-    """Return the transform of source values; of decimals to truncate, each distinct value is transformed once."""
+    """Return the transform of source values. To truncate decimals, transform each distinct value once."""
     match value.transform:
         case BucketTransform():
             return buckets(value.transform.num_buckets, [(array, value.source)])
@@ -244,8 +244,8 @@ METRICS_MAPS: Final = (
 _BATCH_FILES: Final = 256
 # Arrow bytes of rows that are divided by partition at a time.
 _POOL: Final = 16 << 20
-# Files that are open at a time. Each may hold a buffer of its store, 50 MB with s3fs, and in ORC an unfinished stripe.
-_MOST_OPEN: Final = 8
+# Maximum number of open files. Each may hold a buffer of its store, 50 MB with s3fs, and in ORC an unfinished stripe.
+_MAX_OPEN: Final = 8
 
 
 def files_schema(partition: pa.StructType | None) -> pa.Schema:
@@ -431,7 +431,7 @@ class _Task:
                 self._close(file)
 
     def _flush(self, file: PartitionFile) -> None:
-        if file.output is None and len(self._open) >= _MOST_OPEN:
+        if file.output is None and len(self._open) >= _MAX_OPEN:
             oldest = next(iter(self._open))
             oldest.flush(self._new_location)
             self._close(oldest)
@@ -570,7 +570,7 @@ _log = logging.getLogger(__name__)
 
 _FAILURES = pa.schema([pa.field("path", pa.string()), pa.field("reason", pa.string())])
 # Maximum number of files that a log message names.
-_NAMED = 1000
+_MAX_NAMED = 1000
 
 
 def delete_written(state: TableState, files: Relation) -> None:
@@ -583,7 +583,7 @@ def delete_written(state: TableState, files: Relation) -> None:
     try:
         deleter = _Deleter(executor_writer(state.files))
         failures = mapped(distinct_rows(files, ["file_path"]), deleter, _FAILURES)
-        for failure in head(failures, _NAMED).to_pylist():
+        for failure in head(failures, _MAX_NAMED).to_pylist():
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
         location, names_text = state.metadata.location, _file_names(files)
@@ -635,10 +635,10 @@ def deleted_on_failure(state: TableState, written: Sequence[Relation]) -> Iterat
 def _file_names(files: Relation) -> str:
     """Return the locations of files, up to a limit."""
     try:
-        paths = head(distinct_rows(files, ["file_path"]), _NAMED + 1).column(0).to_pylist()
+        paths = head(distinct_rows(files, ["file_path"]), _MAX_NAMED + 1).column(0).to_pylist()
     except Exception as error:  # noqa: BLE001  the log is best effort
         return f"their names are not known: {first_line(error)}"
-    return ", ".join([*paths[:_NAMED], *(["..."] if len(paths) > _NAMED else [])])
+    return ", ".join([*paths[:_MAX_NAMED], *(["..."] if len(paths) > _MAX_NAMED else [])])
 
 
 @dataclass(frozen=True)
