@@ -178,8 +178,8 @@ class LineOption:
 
     @property
     def help(self) -> str:
-        about = about_option(self.defined).replace("`", "")
-        text = f"{about[0].upper()}{about[1:]}"
+        description = about_option(self.defined).replace("`", "")
+        text = f"{description[0].upper()}{description[1:]}"
         if self.kind[2]:
             return f"{text} Repeatable."
         if self.default is None or self.is_switch or self.name == "row_filter":
@@ -222,7 +222,7 @@ class OperationCommand(click.Command):
 
     @cached_property
     def _options(self) -> list[click.Option]:
-        return [each.option() for each in line_options(self.operation)]
+        return [option.option() for option in line_options(self.operation)]
 
 
 def takes_operation(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,7 +239,7 @@ def takes_operation(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_operation(table: Table, operation: str, arguments: Mapping[str, Any]) -> Any:
     """Call a method of `Maintenance` with the arguments of a command line. Missing arguments are None or empty."""
-    known = {each.name: each for each in line_options(operation)}
+    known = {option.name: option for option in line_options(operation)}
     values = {name: value for name, value in arguments.items() if value is not None and value != ()}
     values = {name: dict(value) if known[name].kind[0] is key_value else value for name, value in values.items()}
     if "files" in values:

@@ -202,8 +202,8 @@ def print_rows(
     printed = table_values(tail(selected, limit + 1) if newest else head(selected, limit + 1))
     console = print_table(printed[-limit:] if newest else printed[:limit], columns, base)
     if len(printed) > limit:
-        which = "newest" if newest else "first"
-        console.print(Text(f"... the {which} {limit:,} rows{more}", style="dim"), soft_wrap=True)
+        end = "newest" if newest else "first"
+        console.print(Text(f"... the {end} {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if printed and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
     return bool(printed)
@@ -306,10 +306,10 @@ def with_text_ids(rows: DataFrame) -> DataFrame:
     kinds = [_text_id_type(field.name, field.dataType) for field in fields]
     if kinds == [field.dataType for field in fields]:
         return rows
-    # By place, since a column may occur twice.
-    places = [f"_{place}" for place in range(len(fields))]
-    texts = [F.col(place).cast(kind) for place, kind in zip(places, kinds, strict=True)]
-    return rows.toDF(*places).select(*texts).toDF(*rows.columns)
+    # By position, since a column may occur twice.
+    names = [f"_{index}" for index in range(len(fields))]
+    texts = [F.col(name).cast(kind) for name, kind in zip(names, kinds, strict=True)]
+    return rows.toDF(*names).select(*texts).toDF(*rows.columns)
 
 
 def _text_id_type(name: str, kind: DataType) -> DataType:
@@ -321,7 +321,10 @@ def _text_id_type(name: str, kind: DataType) -> DataType:
     if isinstance(kind, spark.StructType) and name not in OF_ROWS:
         fields = kind.fields
         return spark.StructType(
-            [spark.StructField(each.name, _text_id_type(each.name, each.dataType), each.nullable) for each in fields]
+            [
+                spark.StructField(field.name, _text_id_type(field.name, field.dataType), field.nullable)
+                for field in fields
+            ]
         )
     return kind
 

@@ -373,7 +373,7 @@ def choose_tables(config: MaintenanceConfig, sessions: SessionSource) -> list[Ch
             continue
         if group.catalog not in listings:
             listings[group.catalog] = _listed(config, group.catalog, sessions)
-        for key, table in _of_catalog(place, group, listings[group.catalog]):
+        for key, table in _group_tables(place, group, listings[group.catalog]):
             choices.setdefault((group.catalog, key), []).append(table)
     return sorted(map(_most_specific, choices.values()), key=lambda table: table.place)
 
@@ -415,7 +415,7 @@ def _listed(config: MaintenanceConfig, name: str, sessions: SessionSource) -> _L
     return _Listed(catalog, Listing.of(catalog) if any(map(has_wildcard, names)) else Listing([], {}))
 
 
-def _of_catalog(
+def _group_tables(
     place: int, group: TableGroup, listed: _Listed | Exception
 ) -> Iterator[tuple[Identifier | str, ChosenTable]]:
     """Yield the tables of a catalog's group, with a key that is equal for the same table in other groups."""

@@ -250,8 +250,8 @@ def _refuse_large(table: Table, procedure: str, *, commit: bool) -> None:
 
 
 def _needs_jobs(procedure: str, what: str) -> UnsupportedError:
-    of = "maintenance." if procedure in _MAINTENANCE else "manage_snapshots()."
-    instead = f"table.{of}{_IN_PYTHON.get(procedure, procedure)}(...).commit() in Python"
+    accessor = "maintenance." if procedure in _MAINTENANCE else "manage_snapshots()."
+    instead = f"table.{accessor}{_IN_PYTHON.get(procedure, procedure)}(...).commit() in Python"
     return UnsupportedError(f"{what} is not for table functions, which start no jobs of Spark: {instead}")
 
 
@@ -285,13 +285,13 @@ def _maintained(
 
 def _refuse_misfits(procedure: str, called: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     known = [*signature(called).parameters.values()][1:]
-    names = [each.name for each in known]
+    names = [parameter.name for parameter in known]
     for name in arguments:
         if name not in names:
             raise InvalidArgumentError(f"{procedure} has no argument {name}; arguments are {', '.join(names)}")
-    for each in known:
-        if each.default is Parameter.empty and each.name not in arguments:
-            raise InvalidArgumentError(f"{procedure} needs the argument {each.name}")
+    for parameter in known:
+        if parameter.default is Parameter.empty and parameter.name not in arguments:
+            raise InvalidArgumentError(f"{procedure} needs the argument {parameter.name}")
 
 
 def _calling(catalogs: Catalogs) -> type:

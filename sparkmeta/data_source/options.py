@@ -73,8 +73,8 @@ class SourceOptions:
             ValidationError: a snapshot property is computed.
         """
         described: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
-        by_name = {each.metadata["name"]: each for each in described if "name" in each.metadata}
-        by_prefix = {each.metadata["prefix"]: each.name for each in described if "prefix" in each.metadata}
+        by_name = {entry.metadata["name"]: entry for entry in described if "name" in entry.metadata}
+        by_prefix = {entry.metadata["prefix"]: entry.name for entry in described if "prefix" in entry.metadata}
         values: dict[str, Any] = {name: {} for name in by_prefix.values()}
         for key, text in options.items():
             name = key.lower()
@@ -109,14 +109,14 @@ class SourceOptions:
         first, _, rest = self.path.partition(".")
         if _NAME.fullmatch(self.path) and _is_catalog(first, catalogs):
             return self._catalog(first, catalogs).load_table(rest)
-        place = absolute(self.path)
+        location = absolute(self.path)
         keys = TableKeys.of(self.properties)
-        io = None if is_local(place) else warehouse_io(self.properties, place)
+        io = None if is_local(location) else warehouse_io(self.properties, location)
         if io is None:
             return open_location(self.path, NoSession(), keys)
-        if is_metadata_file(place):
-            return open_metadata(place, NoSession(), io=io, keys=keys)
-        return open_table(place, NoSession(), IOFiles(io, keys))
+        if is_metadata_file(location):
+            return open_metadata(location, NoSession(), io=io, keys=keys)
+        return open_table(location, NoSession(), IOFiles(io, keys))
 
     def _catalog(self, name: str, catalogs: Catalogs) -> Catalog:
         from sparkmeta.catalog import load_catalog
@@ -161,9 +161,9 @@ class ReadOptions(SourceOptions):
     def __post_init__(self) -> None:
         snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
         choices = [
-            each.metadata["name"]
-            for each in fields(self)
-            if each.name in snapshot and getattr(self, each.name) is not None
+            entry.metadata["name"]
+            for entry in fields(self)
+            if entry.name in snapshot and getattr(self, entry.name) is not None
         ]
         if len(choices) > 1:
             raise InvalidArgumentError(f"{choices[0]} and {choices[1]} each name a snapshot: give one of them")

@@ -88,7 +88,7 @@ class DataSource(datasource.DataSource):
         if self._opened is None and self._many is None:
             tables = tables_of(options, self._catalogs)
             self._many = (
-                None if tables is None else {name: Opened.of(each, each.state) for name, each in tables.items()}
+                None if tables is None else {name: Opened.of(table, table.state) for name, table in tables.items()}
             )
         if self._many is not None:
             return FleetRead(options, {name: opened.open() for name, opened in self._many.items()})

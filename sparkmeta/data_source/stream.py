@@ -161,8 +161,8 @@ class Offset:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form in Spark's checkpoint."""
-        known = {each.name: getattr(self, each.name) for each in fields(self)}
-        defaults = {each.name: each.default for each in fields(self)}
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
         chosen = {name: value for name, value in known.items() if name == "snapshot_id" or value != defaults[name]}
         return {"version": _VERSION, **chosen}
 
@@ -192,9 +192,9 @@ class _Budget:
         stop, together = start, len(changes) - start if changes.is_mixed else 1
         while stop < len(changes):
             needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.limits}
-            if not self.is_empty and any(needed[name] > left for name, left in self.limits.items()):
+            if not self.is_empty and any(needed[name] > remaining for name, remaining in self.limits.items()):
                 break
-            self.limits = {name: left - needed[name] for name, left in self.limits.items()}
+            self.limits = {name: remaining - needed[name] for name, remaining in self.limits.items()}
             self.is_empty = False
             stop += together
         return stop - start
@@ -296,10 +296,10 @@ class _Source:
                 since the start are lost.
         """
         end, limits = start, self._options.limits if limited else {}
-        budget, places = _Budget(limits), [*self._places(start, end_id)]
-        if not places and start.from_millis is not None:
+        budget, steps = _Budget(limits), [*self._unread_steps(start, end_id)]
+        if not steps and start.from_millis is not None:
             return start if end_id is None else replace(start, snapshot_id=end_id)
-        for step, first in places:
+        for step, first in steps:
             if (refusal := self._refusal(step)) is not None:
                 if end == start:
                     raise refusal
@@ -317,7 +317,7 @@ class _Source:
         """Divide a batch among tasks."""
         self._refuse_other_plan(end)
         ranges: list[tuple[ChangedSnapshot, int, int | None]] = []
-        for step, first in self._places(start, end.snapshot_id):
+        for step, first in self._unread_steps(start, end.snapshot_id):
             if (refusal := self._refusal(step)) is not None:
                 raise refusal
             self._changes(step)
@@ -338,11 +338,11 @@ class _Source:
                 f"table and filter {shown(offset.plan)}, not {shown(self.plan)}: keep them until it has read all"
             )
 
-    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[ChangedSnapshot, int]]:
+    def _unread_steps(self, start: Offset, end_id: int | None) -> Iterator[tuple[ChangedSnapshot, int]]:
         """Yield the steps of `pending`, each with its first unit that was not read."""
         self._refuse_other_plan(start)
-        for place, step in enumerate(self.pending(start, end_id)):
-            yield step, (start.position or 0) if place == 0 else 0
+        for index, step in enumerate(self.pending(start, end_id)):
+            yield step, (start.position or 0) if index == 0 else 0
 
     def _changes(self, step: ChangedSnapshot) -> SnapshotChanges | None:
         with self._lost(step.snapshot.parent_snapshot_id, by=(NoSuchSnapshotError,)):

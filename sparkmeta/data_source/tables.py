@@ -314,4 +314,4 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
     """Cut manifests into shares of few entries."""
     entries = estimated_entry_counts(listed, size).to_pylist()
     shares = packed(range(len(listed)), SHARE_ENTRIES, entries.__getitem__)
-    return [listed.slice(places[0], len(places)) for places in shares]
+    return [listed.slice(rows[0], len(rows)) for rows in shares]

@@ -157,10 +157,10 @@ class Examined:
     def headline(self) -> str:
         """The result in one line."""
         failed = sum(table.error is not None for table in self.tables)
-        needy = sum(bool(table.findings) for table in self.tables)
+        unhealthy = sum(bool(table.findings) for table in self.tables)
         errors = f", {failed:,} can't be examined" if failed else ""
-        needs = "needs" if needy == 1 else "need"
-        return f"{self.catalog}: {counted(len(self.tables), 'table')}, {needy:,} {needs} maintenance{errors}"
+        needs = "needs" if unhealthy == 1 else "need"
+        return f"{self.catalog}: {counted(len(self.tables), 'table')}, {unhealthy:,} {needs} maintenance{errors}"
 
     def worse(self) -> dict[str, list[str]]:
         """Return what got worse since the newest earlier run of each table, by the names of tables.

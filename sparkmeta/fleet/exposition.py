@@ -17,8 +17,8 @@ def gauges(values: Mapping[str, tuple[str, Iterable[tuple[Mapping[str, str], flo
         values: name -> what it counts, and its values with their labels.
     """
     lines = []
-    for name, (about, samples) in values.items():
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
+    for name, (help_text, samples) in values.items():
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
         lines += [f"{name}{{{_labels(labels)}}} {value}" if labels else f"{name} {value}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 

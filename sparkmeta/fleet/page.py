@@ -137,16 +137,16 @@ def figure(table: TableHealth, key: str) -> float | None:
 
 
 def _rows(health: Examined, has_pages: bool) -> Iterator[str]:
-    places: list[dict[str, int]] = [{} for _ in health.tables]
+    orders_by_table: list[dict[str, int]] = [{} for _ in health.tables]
     for key in _SORTABLE[1:]:
 
-        def rank(place: int, key: str = key) -> Any:
-            table = health.tables[place]
+        def rank(index: int, key: str = key) -> Any:
+            table = health.tables[index]
             return table.table if key == "table" else -(figure(table, key) or 0)
 
-        for order, place in enumerate(sorted(range(len(places)), key=rank)):
-            places[place][key] = order
-    for number, (table, orders) in enumerate(zip(health.tables, places, strict=True)):
+        for order, index in enumerate(sorted(range(len(orders_by_table)), key=rank)):
+            orders_by_table[index][key] = order
+    for number, (table, orders) in enumerate(zip(health.tables, orders_by_table, strict=True)):
         style = ";".join(f"--{key}:{order}" for key, order in orders.items())
         values = [(figure(table, key), show) for key, (_, show) in _NUMBERS.items()] if table.error is None else []
         cells = "".join(f'<span class="n">{"" if value is None else show(value)}</span>' for value, show in values)

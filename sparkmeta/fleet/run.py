@@ -200,15 +200,15 @@ class _Run:
         """Run the jobs of tables in threads, and yield the results as they come."""
         results: queue.SimpleQueue[JobResult | None] = queue.SimpleQueue()
 
-        def work(place: int, examined: _Examined) -> None:
+        def work(number: int, examined: _Examined) -> None:
             try:
-                self.log(f"{examined.task.name}: table {place} of {len(tables)}")
+                self.log(f"{examined.task.name}: table {number} of {len(tables)}")
                 for result in self._results(examined):
                     results.put(result)
             finally:
                 results.put(None)
 
-        futures = [pool.submit(work, place, table) for place, table in enumerate(tables, 1)]
+        futures = [pool.submit(work, number, table) for number, table in enumerate(tables, 1)]
         for _ in futures:
             while (result := results.get()) is not None:
                 yield result

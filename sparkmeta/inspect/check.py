@@ -281,9 +281,9 @@ class CheckedTree:
         """The entries of leaves with `IS_MASKED`."""
         if not len(self.masks):
             return with_columns(self.leaf_files, sql.lit(False).alias(IS_MASKED))
-        place = sql.struct(*sql.columns(MANIFEST, ORDINAL))
-        masked = grouped(self.masked_ordinals, [place.alias(_MASKED_PLACE)], [_COUNT])
-        marked = beside(with_columns(self.leaf_files, place.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
+        position = sql.struct(*sql.columns(MANIFEST, ORDINAL))
+        masked = grouped(self.masked_ordinals, [position.alias(_MASKED_PLACE)], [_COUNT])
+        marked = beside(with_columns(self.leaf_files, position.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
         is_masked = sql.col(_MASKED_PLACE).isNotNull().alias(IS_MASKED)
         return select(marked, [*sql.columns(*names(self.leaf_files)), is_masked])
 
@@ -355,11 +355,9 @@ def _newer_manifests(state: TableState) -> Iterator[Broken]:
     assert state.snapshot is not None
     newest = state.snapshot.sequence_number or 0
     numbers = pc.struct_field(state.manifests.column("version_info"), "sequence_number")
-    for place in indices_where(pc.greater(numbers, newest)).to_pylist():
+    for row in indices_where(pc.greater(numbers, newest)).to_pylist():
         problem = f"the snapshot has the sequence number {newest}"
-        yield Broken(
-            state.manifests.column("location")[place].as_py(), "sequence_number", numbers[place].as_py(), problem
-        )
+        yield Broken(state.manifests.column("location")[row].as_py(), "sequence_number", numbers[row].as_py(), problem)
 
 
 def inverted_summaries(state: TableState) -> Iterator[Broken]:
@@ -382,16 +380,16 @@ def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
             lower, upper = (known[name] for name in BOUNDS)
             if order:
                 wrong = inverted(lower, upper, type_name)
-                for place in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
+                for index in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
                     field = f"partitions.{field_id}.lower_bound"
-                    path = paths[rows[place]].as_py()
-                    yield Broken(path, field, shown_value(lower, place), above_upper(upper, place))
+                    path = paths[rows[index]].as_py()
+                    yield Broken(path, field, shown_value(lower, index), above_upper(upper, index))
                 continue
             for name, bound in known.items() if not pa.types.is_null(lower.type) else ():
-                for place in indices_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
+                for index in indices_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
                     problem = f"not a value of type {type_name}, so it is unknown"
-                    path, field = paths[rows[place]].as_py(), f"partitions.{field_id}.{name}"
-                    yield Broken(path, field, raw[name][place].as_py(), problem)
+                    path, field = paths[rows[index]].as_py(), f"partitions.{field_id}.{name}"
+                    yield Broken(path, field, raw[name][index].as_py(), problem)
 
 
 LIST_RULES: tuple[tuple[str, Callable[[TableState], Iterator[Broken]]], ...] = (
@@ -416,8 +414,8 @@ def _listed_twice(rule: str, live: Relation) -> Iterator[Relation]:
 
 
 def _several_vectors(rule: str, dvs: Relation) -> Relation:
-    several = where(grouped(dvs, sql.columns("referenced_file"), [_COUNT]), _SEVERAL)
-    return _broken(rule, several, "referenced_file", "count", "the data file has several live deletion vectors")
+    files = where(grouped(dvs, sql.columns("referenced_file"), [_COUNT]), _SEVERAL)
+    return _broken(rule, files, "referenced_file", "count", "the data file has several live deletion vectors")
 
 
 def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relation]:
@@ -430,19 +428,19 @@ def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relati
     data = select(where(live, sql.col("content_type") == _DATA), of_data)
     owner = sql.col("referenced_file").alias("file")
     of_dv = [owner, *sql.columns("location"), sequence.alias("sequence"), key.alias("key")]
-    both = pairs(select(dvs, of_dv), data, "file")
-    older = where(both, sql.col("sequence") < sql.col("data_sequence"))
+    with_data = pairs(select(dvs, of_dv), data, "file")
+    older = where(with_data, sql.col("sequence") < sql.col("data_sequence"))
     yield _broken("vector-target", older, "location", "file", "the deletion vector is older than its data file")
-    foreign = where(both, sql.col("key") != sql.col("data_key"))
+    misplaced = where(with_data, sql.col("key") != sql.col("data_key"))
     problem = "the deletion vector has another partition spec or partition than its data file"
-    yield _broken("vector-target", foreign, "location", "file", problem)
+    yield _broken("vector-target", misplaced, "location", "file", problem)
 
 
 def _broken(rule: str, rows: Relation, location: str, value: str | Sql, problem: str | Sql) -> Relation:
     of_value = sql.col(value) if isinstance(value, str) else value
     text = sql.lit(problem) if isinstance(problem, str) else problem
     values = (sql.lit(rule), sql.col(location), of_value.cast("string"), text)
-    return select(rows, [each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)])
+    return select(rows, [column.alias(name) for column, name in zip(values, VIOLATIONS.names, strict=True)])
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
@@ -457,10 +455,10 @@ _INHERITED = ("version_info.sequence_number", "version_info.file_sequence_number
 
 def violations(state: TableState) -> MetadataRows:
     """Return the violations in the metadata of the state's snapshot; see `Table.check`."""
-    return MetadataRows(state, _found(state), spark_schema(VIOLATIONS))
+    return MetadataRows(state, _snapshot_violations(state), spark_schema(VIOLATIONS))
 
 
-def _found(state: TableState) -> Relation:
+def _snapshot_violations(state: TableState) -> Relation:
     """Return the violations, as a table if the driver finds them.
 
     Raises:
@@ -489,10 +487,10 @@ def _found(state: TableState) -> Relation:
     ]
     if broken_fields:
         return pa.Table.from_pylist(broken_fields, schema=VIOLATIONS)
-    return _violations(CheckedTree(replace(state, root=root), root))
+    return _tree_violations(CheckedTree(replace(state, root=root), root))
 
 
-def _violations(tree: CheckedTree) -> Relation:
+def _tree_violations(tree: CheckedTree) -> Relation:
     of_root = [violation(rule, broken) for rule, find in ROOT_RULES for broken in find(tree)]
     parts: list[Relation] = [pa.Table.from_pylist(of_root, schema=VIOLATIONS), *_entry_violations(tree)]
     parts += [broken for rule, query in TREE_RULES for broken in query(tree, rule)]

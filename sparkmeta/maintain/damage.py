@@ -120,14 +120,14 @@ class DamageSearch:
         """The damage, as `FINDINGS`. May run jobs."""
         with translated_errors():
             of_manifests = self.of_manifests
-            parts: list[Relation] = [of_manifests, self._of_hint()]
+            parts: list[Relation] = [of_manifests, self._hint_findings()]
             if self.reads_entries:
-                parts += self._of_entries()
+                parts += self._entry_findings()
             return computed(united(parts, self.state)[0])
 
     def of_kinds(self, kinds: Iterable[Damage]) -> Relation:
         """Return the damage of some kinds, as `FINDINGS`."""
-        return where(self.rows, _is_of(kinds))
+        return where(self.rows, _has_kind(kinds))
 
     @property
     def reads_entries(self) -> bool:
@@ -145,7 +145,7 @@ class DamageSearch:
 
     # -- the version hint
 
-    def _of_hint(self) -> pa.Table:
+    def _hint_findings(self) -> pa.Table:
         files, folder, rows = self.state.files, self.state.metadata.location, []
         if Damage.HINT in self.kinds and version_of(self.metadata_location) is not None:
             # The table may be outdated.
@@ -264,7 +264,7 @@ class DamageSearch:
 
     # -- entries of the branch's head
 
-    def _of_entries(self) -> Iterator[Relation]:
+    def _entry_findings(self) -> Iterator[Relation]:
         kinds = self.kinds
         if self.state.snapshot is None:
             return
@@ -272,14 +272,14 @@ class DamageSearch:
             yield self._miscounted()
         if Damage.DANGLING in kinds:
             dangling = with_columns(dangling_deletes(self.state), _manifest_path(self.state))
-            yield _found(dangling, Damage.DANGLING, sql.lit("it applies to no data file"))
+            yield _as_findings(dangling, Damage.DANGLING, sql.lit("it applies to no data file"))
         if Damage.REPEATED in kinds:
             yield self._repeated()
         if kinds & {Damage.DATA, Damage.DELETES, Damage.SIZES}:
             yield from self._compared_with_store()
         if kinds & {Damage.UNREADABLE, Damage.COUNTS, Damage.STATISTICS}:
             contents = self._compared_with_content()
-            yield where(contents, _is_of(kinds))
+            yield where(contents, _has_kind(kinds))
 
     def entries(self, stats: Collection[int] = ()) -> Relation:
         """Return the live entries with their `manifest_path`, with unchanged bounds, which may be inverted."""
@@ -298,9 +298,9 @@ class DamageSearch:
         live = with_columns(self._live, offset)
         number = [sql.call("sum", sql.lit(1).cast("bigint")).alias("entries_of_file")]
         keys = ["content_type", "location", _OFFSET]
-        several = where(grouped(live, sql.columns(*keys), number), sql.col("entries_of_file") > 1)
+        repeated = where(grouped(live, sql.columns(*keys), number), sql.col("entries_of_file") > 1)
         columns = [*keys, "version_info", "manifest_path", MANIFEST, ORDINAL]
-        rows = matching(some_columns(live, columns), several, {"location": "location", **{key: key for key in keys}})
+        rows = matching(some_columns(live, columns), repeated, {"location": "location", **{key: key for key in keys}})
         return mapped_together(rows, RepeatedFiles(), FINDINGS)
 
     def _compared_with_store(self) -> Iterator[Relation]:
@@ -309,7 +309,7 @@ class DamageSearch:
         records = sql.col("record_count")
         for damage, is_kind in ((Damage.DATA, _IS_DATA), (Damage.DELETES, ~_IS_DATA)):
             if damage in self.kinds:
-                yield _found(where(lost, is_kind), damage, gone, records)
+                yield _as_findings(where(lost, is_kind), damage, gone, records)
         if Damage.SIZES in self.kinds:
             size, length = sql.col("file_size_in_bytes"), sql.col("stored_length")
             texts = [part.cast("string") for part in (size, length)]
@@ -317,7 +317,7 @@ class DamageSearch:
             # In the layout of the Iceberg project, entries have the sizes of deletion vectors, not of their files.
             has_size = _IS_DATA | (sql.col("content_type") == int(ContentType.EQUALITY_DELETES))
             has_size = has_size if self.state.layout.colocates else sql.lit(True)
-            yield _found(where(compared, ~_IS_LOST & has_size & (size != length)), Damage.SIZES, problem)
+            yield _as_findings(where(compared, ~_IS_LOST & has_size & (size != length)), Damage.SIZES, problem)
 
     @cached_property
     def _stored_entries(self) -> Relation:
@@ -352,8 +352,8 @@ class DamageSearch:
         unlisted = where(compared, sql.col("stored_path").isNull())
         if first(unlisted) is None:
             return compared
-        asked = self._by_requests(some_columns(unlisted, names(self._live)))
-        return computed(union(where(compared, sql.col("stored_path").isNotNull()), asked, self.state))
+        requested = self._by_requests(some_columns(unlisted, names(self._live)))
+        return computed(union(where(compared, sql.col("stored_path").isNotNull()), requested, self.state))
 
     def _compared_with_content(self) -> Relation:
         state, statistics = self.state, Damage.STATISTICS in self.kinds
@@ -376,7 +376,7 @@ class DamageSearch:
         return computed(mapped_files(files, lambda _: soundness, SOUND, self.state, tasks=read_tasks))
 
 
-def _is_of(kinds: Iterable[Damage]) -> Sql:
+def _has_kind(kinds: Iterable[Damage]) -> Sql:
     return sql.col("damage").isin(sorted(kind.value for kind in kinds))
 
 
@@ -384,7 +384,7 @@ def _manifest_path(state: TableState) -> sql.Aliased:
     return manifest_path(state.manifests, sql.col(MANIFEST)).alias("manifest_path")
 
 
-def _found(entries: Relation, damage: Damage, problem: Sql, lost_records: Sql | None = None) -> Relation:
+def _as_findings(entries: Relation, damage: Damage, problem: Sql, lost_records: Sql | None = None) -> Relation:
     """Return damaged entries as `FINDINGS`."""
     nothing = sql.lit(None)
     contents = [CONTENTS.get(ContentType(number), "") for number in range(max(CONTENTS) + 1)]

@@ -244,7 +244,7 @@ class GroupJob:
         form = manifest_format(state, kind, spec_id, self.name, format_version=LIST_VERSION)
         snapshot = state.snapshot
         assert snapshot is not None
-        manifests = self._of_content[content]
+        manifests = self._by_content[content]
         stats = {*types.column_types, *([DELETE_FILE_PATH_ID] if content else [])}
         of_spec = F.col("partition_spec_id") == spec_id
         frame = self._live(manifests, FILE_COLUMNS, stats).where(of_spec)
@@ -263,7 +263,7 @@ class GroupJob:
         return stamped(table, snapshot.snapshot_id, snapshot.sequence_number or 0, row_id)
 
     @cached_property
-    def _of_content(self) -> tuple[pa.Table, pa.Table]:
+    def _by_content(self) -> tuple[pa.Table, pa.Table]:
         """The leaves of data files, and the leaves of deletes."""
         manifests = self.group.manifests
         is_data = pc.equal(manifests.column("content_type"), int(ContentType.DATA_MANIFEST))

@@ -117,16 +117,16 @@ class SampledStats:
 def sampled(manifests: pa.Table) -> pa.Table:
     """Return an even sample of a snapshot's data manifests, without the files of a root."""
     files = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
-    places = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
+    indices = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
     # The first sampled manifest is in the middle, where the files of neither the oldest nor the newest writer are.
-    ordered = [int(place) for place in sorted(places, key=lambda place: abs(int(place) - len(files) // 2))]
+    ordered = [int(index) for index in sorted(indices, key=lambda index: abs(int(index) - len(files) // 2))]
     counts = live_counts(files).to_pylist()
     chosen, entries = list[int](), 0
-    for place in ordered if len(files) else []:
-        if chosen and entries + (counts[place] or _MOST_ENTRIES) > _MOST_ENTRIES:
+    for index in ordered if len(files) else []:
+        if chosen and entries + (counts[index] or _MOST_ENTRIES) > _MOST_ENTRIES:
             break
-        chosen.append(place)
-        entries += counts[place] or _MOST_ENTRIES
+        chosen.append(index)
+        entries += counts[index] or _MOST_ENTRIES
     return files.take(pa.array(sorted(chosen), pa.int64()))
 
 
@@ -238,11 +238,11 @@ def placed_bars(ranges: LeafRanges, limit: int) -> Iterator[PlacedBar]:
     stops = np.where(is_point, starts + 1, upper + np.searchsorted(lower[is_point], upper))
     longest = int(stops.max(initial=1))
     ends: list[tuple[int, int]] = []
-    for at in np.linspace(0, len(order) - 1, min(len(order), limit)).astype(np.int64):
-        start, end = int(starts[at]), int(stops[at])
+    for index in np.linspace(0, len(order) - 1, min(len(order), limit)).astype(np.int64):
+        start, end = int(starts[index]), int(stops[index])
         row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
         heapq.heappush(ends, (end, row))
-        yield PlacedBar(int(order[at]), start / longest, end / longest, row)
+        yield PlacedBar(int(order[index]), start / longest, end / longest, row)
 
 
 # -- Measure the sizes and overlaps of manifests ----------------------------------------------------------------------
@@ -310,7 +310,9 @@ def measure_layout(state: TableState, columns: Mapping[int, str], bounds: Mappin
     live = live_manifests(state.manifests)
     in_root = pc.equal(live.column("file_format"), IN_ROOT)
     files, root = live.filter(pc.invert(in_root)), live.filter(in_root)
-    data, deletes = (_of(files, content) for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST))
+    data, deletes = (
+        _of_content(files, content) for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+    )
     keyed = ClusteredManifests.of(state, data, bounds)
     specs = Counter(data.column("partition_spec_id").to_pylist())
     spec_id = max(specs, key=lambda spec: (specs[spec], spec), default=state.metadata.default_spec_id)
@@ -397,8 +399,8 @@ def _summary_stats(manifests: pa.Table) -> dict[int, pa.Array]:
 def _column_stats(manifests: pa.Table, bounds: Mapping[int, ManifestBounds]) -> dict[int, pa.Array]:
     stats = {}
     for field_id, of_column in bounds.items():
-        places = pc.index_in(manifests.column(MANIFEST).combine_chunks(), of_column.manifest)
-        lower, upper = of_column.lower.take(places), of_column.upper.take(places)
+        rows = pc.index_in(manifests.column(MANIFEST).combine_chunks(), of_column.manifest)
+        lower, upper = of_column.lower.take(rows), of_column.upper.take(rows)
         stats[field_id] = _stats(lower, upper, pa.repeat(False, len(lower)))
     return stats
 
@@ -410,7 +412,7 @@ def _stats(lower: pa.Array, upper: pa.Array, contains_null: pa.Array) -> pa.Stru
     return pa.StructArray.from_arrays([lower, upper, nulls, values], names=names)
 
 
-def _of(manifests: pa.Table, content: ContentType) -> pa.Table:
+def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
     return manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
 
 
@@ -784,11 +786,11 @@ class _Measurement:
         if not self.columns:
             return {}
         ends = [
-            (f"{end}_{field_id}", which, f"without_{field_id}")
+            (f"{end}_{field_id}", aggregate, f"without_{field_id}")
             for field_id in self.columns
-            for which, end in (("min", "lower"), ("max", "upper"))
+            for aggregate, end in (("min", "lower"), ("max", "upper"))
         ]
-        figures = {name: sql.call(which, sql.col(name)) for name, which, _ in ends}
+        figures = {name: sql.call(aggregate, sql.col(name)) for name, aggregate, _ in ends}
         figures |= {without: _sum(without) for _, _, without in ends}
         known = {name: sql.when(sql.col(without) == 0, sql.col(name)) for name, _, without in ends}
         by_manifest = grouped(self._groups, sql.columns(MANIFEST), sql.named(figures))
@@ -802,7 +804,7 @@ class _Measurement:
     # -- Deletes -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _of_files(self) -> Relation:
+    def _file_deletes(self) -> Relation:
         """The deletes of a single data file, each with the file, and whether it applies to it, computed once."""
         assert self._deletes is not None
         data = columns_of(self._data, {_DATA_PATH: _PATH, _DATA_SEQUENCE: _SEQUENCE, _DATA_KEY: _KEY})
@@ -819,7 +821,7 @@ class _Measurement:
         The counted deletes are the ones whose entry names the file. A deletion vector supersedes its file's other
         deletes.
         """
-        applied = where(self._of_files, sql.col("is_named") & sql.col(_APPLIES))
+        applied = where(self._file_deletes, sql.col("is_named") & sql.col(_APPLIES))
         records, keys = sql.col("records"), [sql.col(_DATA_KEY).alias(_KEY), *sql.columns(_DATA_PATH)]
         of_vectors = sql.call("sum", sql.when(sql.col("is_vector"), records))
         by_file = grouped(applied, keys, sql.named({"of_vectors": of_vectors, "records": sql.call("sum", records)}))
@@ -844,7 +846,7 @@ class _Measurement:
         newer = sql.when(sql.col("content") == _EQUALITY, known < sequence).otherwise(known <= sequence)
         dangling = _deletes_of(where(scoped, ~(known.isNotNull() & sql.coalesce(newer, True))))
         if self._names_files:
-            of_files = _deletes_of(where(self._of_files, ~sql.col(_APPLIES)))
+            of_files = _deletes_of(where(self._file_deletes, ~sql.col(_APPLIES)))
             dangling = relation.union(dangling, of_files, self.state)
         return _figures(_counted(dangling))
 

@@ -230,11 +230,11 @@ def walked_files(state: TableState, reader: ExecutorReader, location: str, hidde
         hidden: a pattern of hidden names; see `hidden_pattern`. Folders with such names in the upper levels are left
             out.
     """
-    few = _few_walked(reader, location, hidden) if state.access.driver is not None else None
-    return _walked_by_tasks(state.spark, reader, location, hidden) if few is None else few
+    files = _walked_on_driver(reader, location, hidden) if state.access.driver is not None else None
+    return _walked_by_tasks(state.spark, reader, location, hidden) if files is None else files
 
 
-def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
+def _walked_on_driver(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
     """List the files below a location on the driver; None if there are many folders or files."""
     levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
     limit = FEW_ROWS if is_local(location) else _MOST_STORED

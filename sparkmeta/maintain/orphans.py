@@ -481,9 +481,9 @@ def _refuse_mismatched(folder: Folder, mismatched: Relation, needed: Relation) -
         return
     path = sql.col("path")
     keyed = select(needed, [folder.key_of(path).alias("key"), prefix_of(path).alias("prefix")])
-    both = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
+    same_paths = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
     count, least = sql.call("sum", 1).alias("files"), sql.call("min", path).alias("path")
-    distinct = some_columns(grouped(both, sql.columns("prefix", "path"), [count]), ("prefix", "path"))
+    distinct = some_columns(grouped(same_paths, sql.columns("prefix", "path"), [count]), ("prefix", "path"))
     by_prefix = collected(grouped(distinct, sql.columns("prefix"), [count, least]))
     rows = by_prefix.sort_by("prefix").slice(0, _NAMED).to_pylist()
     listed = "; ".join(f"{row['prefix']} has {row['files']} files, such as {row['path']}" for row in rows)

@@ -106,9 +106,9 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
     with translated_errors():
         manifests = computed(_listed(state, expired))
         if not content_files or first(manifests, _IS_READABLE & ~sql.col("retained")) is None:
-            return computed(_unneeded(_of_metadata(state, manifests, expired)))
+            return computed(_unneeded(_metadata_files(state, manifests, expired)))
         to_read, other_manifests, contents = _manifests_to_read(state, manifests, expired)
-        reached = union(_of_metadata(state, manifests, expired), _content_files(state, to_read, REACHED), state)
+        reached = union(_metadata_files(state, manifests, expired), _content_files(state, to_read, REACHED), state)
         unneeded = computed(_unneeded(reached))
         files = _columns(where(unneeded, sql.col("content").isin(contents)), ["path"])
         allowed = state.access.limit(_MOST_SENT)
@@ -159,7 +159,7 @@ def reachable_paths(state: TableState) -> Relation:
     """
     with translated_errors():
         manifests = computed(_listed(state, ()))
-        of_metadata = _columns(_of_metadata(state, manifests, ()), ["path"])
+        of_metadata = _columns(_metadata_files(state, manifests, ()), ["path"])
         return union(of_metadata, _content_files(state, manifests, PATHS), state)
 
 
@@ -225,7 +225,7 @@ def _sharing(state: TableState, readable: Relation) -> Relation:
     return union(sharing, where(of_kinds, ~is_comparable), state)
 
 
-def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
+def _metadata_files(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
     """Return statistics, lists, roots, manifests and their deletion vectors as `REACHED`."""
     dvs = {
         "content": sql.lit(MANIFEST_DV),

@@ -226,9 +226,9 @@ class ListReader:
                     yield listed(MISSING, {"path": [row["location"]]}, retained=False)
                     continue
                 sequence = pa.scalar(row["sequence_number"], pa.int64())
-                place = LISTED.get_field_index("first_listed")
+                index = LISTED.get_field_index("first_listed")
                 for rows in self._rows(data, row):
-                    yield rows.set_column(place, LISTED.field(place), pa.repeat(sequence, len(rows)))
+                    yield rows.set_column(index, LISTED.field(index), pa.repeat(sequence, len(rows)))
 
     def _read(self, row: Mapping[str, Any]) -> bytes | None:
         return _unless_missing(row, lambda: self.reader.read(row["location"]))

@@ -147,11 +147,13 @@ class RepeatedFiles:
         for row in table.select([*keys, "manifest_path", "ordinal"]).to_pylist():
             key = tuple(row[name] for name in keys)
             if key == earlier:
-                place = {"manifest_path": row["manifest_path"], "manifest_pos": row["ordinal"]}
+                position = {"manifest_path": row["manifest_path"], "manifest_pos": row["ordinal"]}
                 offset = None if row["offset"] < 0 else row["offset"]
                 content = CONTENTS[ContentType(row["content_type"])]
                 problem = "another entry has the same file"
-                rows.append(finding(Damage.REPEATED, content, row["location"], problem, content_offset=offset, **place))
+                rows.append(
+                    finding(Damage.REPEATED, content, row["location"], problem, content_offset=offset, **position)
+                )
             earlier = key
         return pa.Table.from_batches([findings(rows)])
 
@@ -182,11 +184,11 @@ def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | 
         beginning = reader.read_range(location, 0, 4)
         if not beginning.startswith(_BEGINNINGS[file_format]):
             return f"it begins with {shown(beginning)}: not {file_format}"
-        ends, behind = _BEGINNINGS[file_format], _ENDS.get(file_format, 0)
+        ends, bytes_after = _BEGINNINGS[file_format], _ENDS.get(file_format, 0)
         if file_format == "AVRO":
             ends = (read_header(reader.read_range(location, 0, min(length, _HEADER_BYTES)), location).sync,)
         size = len(ends[0])
-        last = reader.read_range(location, max(0, length - size - behind), size)
+        last = reader.read_range(location, max(0, length - size - bytes_after), size)
     except NotFoundError:
         return GONE
     except CorruptFileError as error:
@@ -321,14 +323,14 @@ class ContentComparison:
             location, file_format, lost = (entries.column(name)[row].as_py() for name in names)
             problem = damage_of(self.files.reader, location, file_format.upper())
             if problem is not None and problem != GONE:
-                yield _of_entry(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
+                yield _entry_finding(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
 
     @staticmethod
     def _miscounted(entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
         counts, measured = entries.column("record_count"), described.column("record_count")
         for row in indices_where(pc.fill_null(pc.not_equal(counts, measured), False)).to_pylist():
             problem = f"record_count is {counts[row]}: the file has {measured[row]} rows"
-            yield _of_entry(Damage.COUNTS, entries, row, problem)
+            yield _entry_finding(Damage.COUNTS, entries, row, problem)
 
     def _misjudged(self, entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield a row for each file whose statistics are wrong, with the first wrong statistic."""
@@ -343,7 +345,7 @@ class ContentComparison:
             for row, problem in self._problems(field_id, values, measured.get(field_id, {})):
                 problems.setdefault(row, problem)
         for row, problem in sorted(problems.items()):
-            yield _of_entry(Damage.STATISTICS, entries, row, problem)
+            yield _entry_finding(Damage.STATISTICS, entries, row, problem)
 
     def _problems(
         self, field_id: int, stats: Mapping[str, pa.Array], measured: Mapping[str, pa.Array]
@@ -380,13 +382,13 @@ def _rows(wrong: pa.Array | None) -> list[int]:
     return rows
 
 
-def _of_entry(damage: Damage, entries: pa.Table, row: int, problem: str, **columns: Any) -> dict[str, Any]:
+def _entry_finding(damage: Damage, entries: pa.Table, row: int, problem: str, **columns: Any) -> dict[str, Any]:
     values = {
         name: entries.column(name)[row].as_py() for name in ("content_type", "location", "manifest_path", "ordinal")
     }
-    place = {"manifest_path": values["manifest_path"], "manifest_pos": values["ordinal"]}
+    position = {"manifest_path": values["manifest_path"], "manifest_pos": values["ordinal"]}
     return finding(
-        damage, CONTENTS[ContentType(values["content_type"])], values["location"], problem, **place, **columns
+        damage, CONTENTS[ContentType(values["content_type"])], values["location"], problem, **position, **columns
     )
 
 
@@ -439,9 +441,9 @@ class Corrections:
             for row in indices_where(described.column(PROBLEM).is_valid()).to_pylist()[:1]:
                 problem, is_missing = (described.column(name)[row].as_py() for name in (PROBLEM, IS_MISSING))
                 raise (NotFoundError(problem) if is_missing else SparkmetaError(problem))
-            places = pc.index_in(paths, whole(described.column(FILE_PATH)))
+            rows = pc.index_in(paths, whole(described.column(FILE_PATH)))
             columns = [paths, pa.array(sizes, pa.int64()), is_measured]
-            columns += [whole(described.column(name)).take(places).cast(kind) for name, kind in _KINDS.items()]
+            columns += [whole(described.column(name)).take(rows).cast(kind) for name, kind in _KINDS.items()]
             yield pa.RecordBatch.from_arrays(columns, schema=CORRECTIONS)
 
 

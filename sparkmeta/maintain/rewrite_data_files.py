@@ -128,9 +128,9 @@ class Rewrite:
         written: list[Relation] = []
         try:
             group_limit = self.groups.options.max_concurrent_file_group_rewrites or end - start
-            begins = range(start, end, max(group_limit, 1))
-            for begin in tracked(begins, "Writing data files", self.state.sessions):
-                self._write(begin, min(begin + group_limit, end), written)
+            starts = range(start, end, max(group_limit, 1))
+            for first in tracked(starts, "Writing data files", self.state.sessions):
+                self._write(first, min(first + group_limit, end), written)
         except BaseException:
             for files in written:
                 delete_written(self.state, files)
@@ -180,8 +180,8 @@ class Rewrite:
         cut = parts(files, *tuples, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
         share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
         weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
-        until = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
-        middle = F.sum("weight").over(until) - F.col("weight") / 2
+        up_to_here = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
+        middle = F.sum("weight").over(up_to_here) - F.col("weight") / 2
         output_number = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
         assigned = weighed.withColumn("output", F.least(output_number, F.col("outputs") - 1))
         part = F.struct(*PLAN_ORDER, START, STOP, *PLANNED, *tuples)
@@ -233,9 +233,9 @@ def _outputs_on_driver(files: pa.Table) -> pa.RecordBatch:
     number, size, live, outputs, group_bytes, start = (cut.column(name).to_numpy() for name in names)
     stop = pc.coalesce(cut.column(STOP), cut.column("file_size_in_bytes")).to_numpy()
     weight = live * (stop - start) / np.maximum(size, 1)
-    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    group_starts = np.flatnonzero(np.diff(number, prepend=-1))
     before = np.concatenate([[0.0], np.cumsum(weight)])[:-1]
-    middle = before - np.repeat(before[begins], np.diff([*begins, len(number)])) + weight / 2
+    middle = before - np.repeat(before[group_starts], np.diff([*group_starts, len(number)])) + weight / 2
     output = np.minimum(np.floor(middle * outputs / np.maximum(group_bytes, 1)), outputs - 1)
     starts = np.flatnonzero((np.diff(number, prepend=-1) != 0) | (np.diff(output, prepend=-1) != 0))
     offsets = pa.array([*starts, len(number)], pa.int32())

@@ -294,8 +294,8 @@ class DeleteRewrite:
     def _masks(self, size: int) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
         state = self.state
-        places = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
-        vector = sql.struct(*(sql.col(place).alias(place.rpartition(".")[2]) for place in places))
+        fields = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+        vector = sql.struct(*(sql.col(field).alias(field.rpartition(".")[2]) for field in fields))
         keys = sql.columns("location", "file_format")
         units = grouped(self.entries, keys, [sql.call("collect_list", vector).alias("vectors")])
         read = partial(read_masks, task_reader(state), state.types.locations)

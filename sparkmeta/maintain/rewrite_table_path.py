@@ -274,8 +274,8 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _refuse_other_prefixes(self, files: Relation) -> None:
         """Raise ValidationError for a file without the prefix in any spelling."""
-        odd_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
-        for path in values(mapped(odd_files, Unmoved(self._relocation), PATHS)):
+        other_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
+        for path in values(mapped(other_files, Unmoved(self._relocation), PATHS)):
             raise ValidationError(
                 f"{path}: the location does not begin with source_prefix, {self.options.source_prefix}: choose a "
                 "prefix of all files, or bring the file into the table"
@@ -312,7 +312,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
         none = LENGTHS.empty_table()
         self._rewrite(none, [POSITION_DELETES])
         lengths = self._rewrite(none, [MANIFEST])
-        lists = self._of_contents([LIST, ROOT])
+        lists = self._files_of([LIST, ROOT])
         if self._copied_snapshots and count(lists):
             lengths = pa.concat_tables([lengths, self._copied_lengths()])
         self._rewrite(lengths, [LIST, ROOT])
@@ -324,9 +324,9 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _rewrite(self, lengths: pa.Table, contents: list[str]) -> pa.Table:
         """Rewrite the files of some contents, and return their new lengths."""
-        return collected(mapped_by_size(self._state, self._of_contents(contents), self._relocator(lengths), LENGTHS))
+        return collected(mapped_by_size(self._state, self._files_of(contents), self._relocator(lengths), LENGTHS))
 
-    def _of_contents(self, contents: list[str]) -> Relation:
+    def _files_of(self, contents: list[str]) -> Relation:
         """Return the files of some contents that are rewritten, rows of `UNREACHABLE`."""
         return where(self._files, sql.col("content").isin([*set(contents) & set(self._rewritten_contents)]))
 
@@ -335,7 +335,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
         metadata = self._state.metadata
         snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in self._new_snapshots]
         state = replace(self._state, metadata=metadata.model_copy(update={"snapshots": snapshots}))
-        others = matching(manifests_of_snapshots(state), self._of_contents([MANIFEST]), {"path": "path"}, absent=True)
+        others = matching(manifests_of_snapshots(state), self._files_of([MANIFEST]), {"path": "path"}, absent=True)
         measurer = Measurer(self._relocator(LENGTHS.empty_table()))
         return collected(mapped_by_size(self._state, others, measurer, LENGTHS))
 
@@ -404,15 +404,15 @@ def plan_table_path(table: TableT, options: PathOptions) -> PathPlan[TableT]:
         if not relocation.applies_to(location):
             raise ValidationError(f"source_prefix is {options.source_prefix!r}: {location} does not begin with it")
     for name in ("target_prefix", "staging_location"):
-        place = getattr(options, name)
-        if place is not None and normalize(place.rstrip("/")) == normalize(options.source_prefix.rstrip("/")):
-            raise ValidationError(f"{name} is {place!r}: it is the source_prefix, whose files would be overwritten")
+        folder = getattr(options, name)
+        if folder is not None and normalize(folder.rstrip("/")) == normalize(options.source_prefix.rstrip("/")):
+            raise ValidationError(f"{name} is {folder!r}: it is the source_prefix, whose files would be overwritten")
     log = list(dict.fromkeys([*(entry.metadata_file for entry in metadata.metadata_log), table.metadata_location]))
     end = len(log) - 1 if options.end_version is None else _index(log, "end_version", options.end_version)
     start = -1 if options.start_version is None else _index(log, "start_version", options.start_version)
     if start >= end:
         raise ValidationError(f"start_version is {options.start_version!r}: it is not before {log[end]}")
-    versions = [each for each in log[start + 1 : end] if relocation.applies_to(each) and files.exists(each)]
+    versions = [version for version in log[start + 1 : end] if relocation.applies_to(version) and files.exists(version)]
     before = None if start < 0 else load_version(files, log[start]).metadata
     staging = options.staging_location or join(metadata_folder(metadata), f"moved-{uuid.uuid4()}")
     return PathPlan(

@@ -143,13 +143,13 @@ def _merged(
 ) -> tuple[IcebergColumn, ...]:
     """Return columns with the columns of another file, which come last if they are new."""
     others_by_name = {column.name: column for column in others}
-    both = [
+    merged = [
         _merged_column(column, others_by_name.pop(column.name), f"{above}{column.name}", path)
         if column.name in others_by_name
         else column
         for column in columns
     ]
-    return (*both, *others_by_name.values())
+    return (*merged, *others_by_name.values())
 
 
 def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path: str) -> IcebergColumn:

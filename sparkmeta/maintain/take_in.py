@@ -397,8 +397,8 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
 def _listed(state: TableState, reader: ExecutorReader) -> Relation:
     """Return the files below a source, with their paths inside of it."""
     location, path = state.metadata.location, sql.col("path")
-    begin = len(join(location, ""))
-    path_inside = of_text(sql.call("substr", path, begin + 1), path, lambda text: text[begin:])
+    start = len(join(location, ""))
+    path_inside = of_text(sql.call("substr", path, start + 1), path, lambda text: text[start:])
     return with_columns(walked_files(state, reader, location, _UNLISTED), path_inside.alias(_INSIDE))
 
 

@@ -248,7 +248,7 @@ class App:
         namespace = tuple(path[0].split(_SEPARATOR)) if path else ()
         table = (*namespace, path[2]) if len(path) > 2 else ()
         call = Call(request, principal, namespace, table, path[4] if len(path) > 4 else "")
-        shape = "/".join("*" if place in (0, 2, 4) else part for place, part in enumerate(path))
+        shape = "/".join("*" if index in (0, 2, 4) else part for index, part in enumerate(path))
         handler = {
             "GET ": ("namespaces", self._namespaces),
             "GET *": ("namespace", self._namespace),

@@ -59,10 +59,10 @@ def page_text(rows: pa.Table) -> bytes:
     if not len(occurrences):
         return b'"file-scan-tasks":[' + _joined(tasks) + b"]"
     encoded = occurrences.dictionary_encode()
-    places = pc.cast(encoded.indices, pa.large_string())
+    indices = pc.cast(encoded.indices, pa.large_string())
     lengths = pc.fill_null(pc.list_value_length(deletes), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(pc.cumulative_sum(lengths), pa.int32())])
-    references = pc.binary_join(pa.ListArray.from_arrays(offsets, places), pa.scalar(",", pa.large_string()))
+    references = pc.binary_join(pa.ListArray.from_arrays(offsets, indices), pa.scalar(",", pa.large_string()))
     empty = pa.scalar("", pa.large_string())
     cut = pc.utf8_slice_codeunits(tasks, 0, -1)
     head, tail = (pa.scalar(text, pa.large_string()) for text in (',"delete-file-references":[', "]}"))

@@ -95,7 +95,7 @@ class PlanSessions:
     @contextmanager
     def running(self, plan: str) -> Iterator[PlanSession]:
         """Run a plan in this thread's session."""
-        session = self._of_thread()
+        session = self._thread_session()
         with self._lock:
             self._running[plan] = session
         by_tag = is_connect(session.spark)
@@ -124,7 +124,7 @@ class PlanSessions:
             elif still_runs:
                 session.spark.interruptAll()
 
-    def _of_thread(self) -> PlanSession:
+    def _thread_session(self) -> PlanSession:
         session: PlanSession | None = getattr(self._own, "session", None)
         if session is None:
             spark = self._sessions.get()
@@ -522,8 +522,8 @@ class Planning:
         """
         ticket = self._signer.ticket(token)
         if ticket is None or bool(ticket.page) != page or (ticket.table, ticket.principal) != (table, principal.name):
-            what = ("plan task", NO_TASK) if page else ("plan id", NO_PLAN)
-            raise ApiError(404, what[1], f"{'.'.join(table)}: there is no such {what[0]}, or it has expired")
+            kind = ("plan task", NO_TASK) if page else ("plan id", NO_PLAN)
+            raise ApiError(404, kind[1], f"{'.'.join(table)}: there is no such {kind[0]}, or it has expired")
         return ticket
 
     def completed(

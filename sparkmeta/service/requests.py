@@ -222,7 +222,7 @@ def _names(document: dict[str, Any], name: str) -> tuple[str, ...] | None:
     value = document.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _invalid(name, value, "expected a list of names")
     return tuple(value)
 
