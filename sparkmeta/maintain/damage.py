@@ -91,10 +91,10 @@ _OFFSET = "offset"
 _MOST_NAMED = 3
 _IS_DATA = sql.col("content_type") == int(ContentType.DATA)
 _IS_LOST = sql.col("stored_path").isNull() | sql.col("is_missing")
-# Rules of `Table.check` whose violations are in the manifest list or root, and a rule for manifests that can't be read.
+# Rules of `Table.check` about the manifest list or root, and the rule for manifests that can't be read.
 _COUNT_RULES = ("manifest-counts", "manifest-length")
 _CONTENT_RULE = "manifest-content"
-# How the value begins in a violation by a manifest that can't be opened, which may be sound.
+# The beginning of a violation's value if the manifest can't be opened. Such a manifest may be sound.
 _NOT_OPENED = "file is "
 _OF_LIST = ("min_sequence_number is ", "partitions.")
 
@@ -135,7 +135,7 @@ class DamageSearch:
         return not self.lost_manifests
 
     def files_that_are_back(self) -> list[str]:
-        """Return some lost or unreadable files of the branch that are there and complete by now."""
+        """Return some of the branch's lost or unreadable files that exist again and are complete."""
         lost = self.of_kinds(REMOVED)
         if first(lost) is None:
             return []
@@ -230,7 +230,7 @@ class DamageSearch:
 
     @cached_property
     def _records(self) -> dict[str, tuple[str, int]]:
-        """The contents and live records of the manifests of the branch's head by location, as far as the list says."""
+        """The contents and live records of the branch head's manifests by location, as far as the list records them."""
         try:
             manifests = in_files(self.state.manifests)
         except SparkmetaError:
@@ -285,7 +285,7 @@ class DamageSearch:
         """Return the live entries with their `manifest_path`, with unchanged bounds, which may be inverted."""
         state = self.state
         projection = replace(state.projection(DV_COLUMNS, stats), as_written=True)
-        # Counts in the list, which tell manifests without live files, may be wrong.
+        # All manifests are read: the list's counts, which tell which manifests have no live files, may be wrong.
         live = where(state.relation(state.manifests, projection), is_live_entry())
         return with_columns(live, _manifest_path(state))
 
@@ -324,7 +324,7 @@ class DamageSearch:
         """The live entries with the path and length of their stored file, and whether it is missing.
 
         Raises:
-            ValidationError: no file of the table is there.
+            ValidationError: none of the table's files exists.
         """
         compared = self._by_requests(self._live) if self.inventory is None else self._by_inventory()
         if first(compared) is not None and first(compared, ~_IS_LOST) is None:
@@ -338,7 +338,7 @@ class DamageSearch:
         return beside(entries, with_columns(stored, missing), "location", "stored_path")
 
     def _by_inventory(self) -> Relation:
-        """Compare with the inventory. Files that it lacks may be newer, so the store is asked for them."""
+        """Compare with the inventory. Files that it lacks may be newer, so they are looked up in the store."""
         assert self.inventory is not None
         # An inventory of a bucket with versions has several rows for a file. The newest counts.
         newest = (
@@ -366,12 +366,12 @@ class DamageSearch:
         return mapped_files(present, lambda _: comparison, FINDINGS, state, tasks=read_tasks)
 
     def lengths(self, paths: Relation) -> Relation:
-        """Return the lengths of files, rows with their location, as `STORED`."""
+        """Return the lengths of files, given by their locations, as `STORED`."""
         lengths = StoredLengths(task_reader(self.state))
         return computed(mapped_files(paths, lambda _: lengths, STORED, self.state, tasks=read_tasks))
 
     def soundness(self, files: Relation) -> Relation:
-        """Return whether files are there and complete, rows with their location and maybe format, as `SOUND`."""
+        """Return how files are damaged, given by their locations and optionally their formats, as `SOUND`."""
         soundness = Soundness(task_reader(self.state))
         return computed(mapped_files(files, lambda _: soundness, SOUND, self.state, tasks=read_tasks))
 

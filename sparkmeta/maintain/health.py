@@ -160,7 +160,7 @@ def page_body(report: Examined) -> str:
 
 
 def page_parts(report: Examined) -> str:
-    """Return the elements of the page, which have the styles `STYLE` within the class `sm-health`."""
+    """Return the elements of the page. `STYLE` styles them within an element of the class `sm-health`."""
     snapshot = report.state.snapshot
     version = f"format version {report.state.metadata.format_version}"
     version += f", snapshot {snapshot.snapshot_id}" if snapshot else ", no snapshot"
@@ -393,7 +393,7 @@ class HealthReport(Examined):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The table in few numbers, one line each."""
+        """The table's main figures, one line each."""
         entries, layout, history = self.entries, self.layout, self.history
         deletes = (
             f"{entries.deletes.vectors:,} deletion vectors, {entries.deletes.position_files:,} position and "

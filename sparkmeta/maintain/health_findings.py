@@ -96,7 +96,7 @@ _COUNT_BYTES = 4
 
 @dataclass(frozen=True)
 class ExcessStats:
-    """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would not keep.
+    """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would drop.
 
     Attributes:
         columns: the names of their columns, in descending order of bytes; the id for a dropped column.
@@ -136,7 +136,7 @@ def _excess_bytes(column: SampledMetrics, mode: int, type_name: str) -> int:
 
 
 # -- Decide which maintenance a table needs ---------------------------------------------------------------------------
-# The plans of maintenance jobs decide; where there are none, thresholds do.
+# The plans of maintenance jobs decide. Thresholds decide where there is no plan.
 
 
 _FIRST_WITH_VECTORS = 3
