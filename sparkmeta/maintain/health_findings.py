@@ -192,8 +192,8 @@ class Finding:
 
 
 SEVERITIES = ("high", "medium", "low")
-"""High: rows may be missed, or each reader works for nothing. Medium: plans and readers open or keep more than they
-need. Low: storage and commits do."""
+"""High: plans or readers may miss rows, or every reader does unnecessary work. Medium: plans and readers open or keep
+more than they need. Low: only storage and commits are affected."""
 # Other kinds are of medium severity.
 _SEVERITY = {
     **dict.fromkeys(("inverted_bounds", "equality_deletes", "dense_deletes"), "high"),

@@ -96,7 +96,7 @@ _DELETE_KINDS = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 
 @dataclass(frozen=True)
 class Corrected:
-    """Entries to correct or to leave out, and manifests to write again. Rows are `FINDINGS`.
+    """Entries to correct or to leave out, and manifests to rewrite. Rows are `FINDINGS`.
 
     Attributes:
         search: the search that found them.
@@ -112,7 +112,7 @@ class Corrected:
 
     @staticmethod
     def of(search: DamageSearch, entries: Relation, repeated: Relation, miscounted: Relation) -> Corrected:
-        """Return what is to be corrected. Repeated entries are not measured."""
+        """Return the corrections to make. Repeated entries are not measured."""
         position = {"manifest_path": "manifest_path", "manifest_pos": "manifest_pos"}
         measured = computed(matching(entries, repeated, position, absent=True))
         return Corrected(search, measured, repeated, miscounted)
@@ -134,7 +134,7 @@ class Corrected:
 
     @cached_property
     def manifests(self) -> frozenset[str]:
-        """The manifests and the root that are written again."""
+        """The manifests and the root to rewrite."""
         miscounted = collected(self.miscounted).column("file_path").to_pylist()
         return frozenset([*self.left_out, *self.measured, *miscounted])
 
@@ -175,7 +175,7 @@ def _bitmaps(entries: Relation) -> dict[str, PositionBitmap]:
 
 @dataclass
 class ListRepair(RewriteStep):
-    """Writes damaged manifests again. Each attempt adds the new ones to the newest manifest list."""
+    """Rewrites damaged manifests. Each attempt adds the new ones to the newest manifest list."""
 
     corrected: Corrected
     _written: pa.Table | None = field(default=None, init=False)
@@ -241,7 +241,7 @@ class ListRepair(RewriteStep):
 
 @dataclass
 class TreeRepair(RewriteStep):
-    """Writes damaged leaves again, and moves damaged files of the root into leaves. Each attempt rebases them."""
+    """Rewrites damaged leaves, and moves damaged files of the root into leaves. Each attempt rebases them."""
 
     corrected: Corrected
     _written: list[Rewritten] | None = field(default=None, init=False)
@@ -269,7 +269,7 @@ class TreeRepair(RewriteStep):
 
     @cached_property
     def _repeated_in_root(self) -> frozenset[FileKey]:
-        """The files of the root that leaves have too.
+        """The files of the root that leaves also list.
 
         Raises:
             UnsupportedError: the root has several entries of a file.
@@ -300,7 +300,7 @@ class TreeRepair(RewriteStep):
         return RewriteJob(state, scope, task_reader(state), name, left_out=self.corrected.left_out)
 
     def _counted(self, root: Root) -> Root:
-        """Return the root with the true numbers of entries of miscounted leaves, which readers compare."""
+        """Return the root with the true entry counts of miscounted leaves, since readers compare these counts."""
         paths = root.table.column("location").to_pylist()
         counts = root.table.column("record_count").to_pylist()
         miscounted = {*collected(self.corrected.miscounted).column("file_path").to_pylist()}

@@ -63,7 +63,7 @@ MENDING: Final = {
     Damage.LISTED: "the manifest is written again",
     Damage.HINT: "the hint gets the current version",
 }
-"""What mends each kind of damage."""
+"""How each kind of damage is mended."""
 
 FINDINGS: Final = pa.schema(
     [
@@ -107,7 +107,7 @@ class StoredLengths:
     reader: ExecutorReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield files, rows with their location as first column, as `STORED`."""
+        """Yield files, given by their locations in the first column, as `STORED`."""
         for batch in batches:
             lengths = dict(read_ahead(batch.column(0).to_pylist(), self._length, lambda _: 0))
             arrays = [pa.array(lengths, pa.string()), pa.array(lengths.values(), pa.int64())]
@@ -124,14 +124,14 @@ class StoredLengths:
 
 @dataclass(frozen=True)
 class RepeatedFiles:
-    """Chooses, of several entries of a file, all but the oldest, or the newest of a delete file. Picklable.
+    """Chooses which entries of a file to remove: all but the oldest, or all but the newest of a delete file. Picklable.
 
-    All deletes of a data file apply to its oldest entry, and the newest entry of a delete file to all data files that
-    it has been applied to. So no row comes back.
+    All deletes of a data file apply to its oldest entry. The newest entry of a delete file applies to all data files
+    that any of its entries applies to. So no row comes back.
     """
 
     def __call__(self, entries: pa.Table) -> pa.Table:
-        """Return the other entries, as `FINDINGS`.
+        """Return the entries to remove, as `FINDINGS`.
 
         Args:
             entries: entries with `manifest_path` and `offset`, all of each file.
@@ -163,9 +163,10 @@ class RepeatedFiles:
 
 GONE: Final = "the file is gone"
 SOUND: Final = pa.schema([pa.field("sound_path", pa.string()), pa.field("problem", pa.string())])
-"""A file, and how it is damaged: it is gone, or does not begin or end as files of its format do."""
+"""A file and its problem, null if it is sound: it is gone, or does not begin or end as files of its format do."""
 
-# The beginning of files, and their end before a number of bytes. An encrypted file is not damaged.
+# The magic bytes that files begin with, and the number of bytes after the ones that they end with. An encrypted file is
+# not damaged.
 _BEGINNINGS: Final[dict[str, tuple[bytes, ...]]] = {
     "PARQUET": (b"PAR1", b"PARE"), "ORC": (b"ORC",), "AVRO": (b"Obj\x01",), "PUFFIN": (b"PFA1",),
 }  # fmt: skip
@@ -174,7 +175,7 @@ _HEADER_BYTES: Final = 1 << 20
 
 
 def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | None:
-    """Return how a file is damaged; None if it is there, and begins and ends as files of its format do.
+    """Return how a file is damaged; None if it exists, and begins and ends as files of its format do.
 
     Raises:
         FileAccessError: the store refuses the file, or does not respond.
@@ -198,14 +199,14 @@ def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | 
 
 @dataclass(frozen=True)
 class Soundness:
-    """Finds out whether files are there and complete. Picklable."""
+    """Finds out whether files exist and are complete. Picklable."""
 
     reader: ExecutorReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield files, rows with their location and format as first columns, as `SOUND`.
+        """Yield files, given by their locations and formats in the first columns, as `SOUND`.
 
-        Without a column for the format, they are manifests.
+        Files without a format are manifests.
         """
         for batch in batches:
             paths = batch.column(0).to_pylist()
@@ -317,7 +318,7 @@ class ContentComparison:
             yield findings(rows)
 
     def _unreadable(self, entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
-        """Yield the files that can't be described, and are cut or no files of their format."""
+        """Yield the files that can't be described because they are cut, or are not of their format."""
         for row in indices_where(described.column(PROBLEM).is_valid()).to_pylist():
             names = ("location", "file_format", "record_count")
             location, file_format, lost = (entries.column(name)[row].as_py() for name in names)
@@ -418,7 +419,7 @@ class Corrections:
     """Measures files whose entries are corrected. Picklable.
 
     Attributes:
-        files: describes files as the table's properties for metrics say.
+        files: describes files by the table's properties for metrics.
     """
 
     files: ExistingFiles
@@ -448,7 +449,7 @@ class Corrections:
 
 
 def _corrected(columns: dict[str, pa.Array], entries: pa.RecordBatch, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return columns of entries with their corrections, which are further columns of the entries."""
+    """Return columns of entries with the corrections that the entries' other columns contain."""
     is_measured = pc.fill_null(entries.column("is_measured"), False)
     size = pc.coalesce(entries.column(f"{_NEW}file_size_in_bytes"), columns["file_size_in_bytes"])
     measured = {
@@ -477,7 +478,7 @@ class CorrectedEntries:
         names = [name for name in entries.schema.names if name not in CORRECTIONS.names]
         columns = {name: entries.column(name) for name in names} | content_columns(entries)
         corrected = _corrected(columns, entries, _MEASURED)
-        # More rows need other row ids, which the commit assigns.
+        # An entry with more rows needs new row ids, which the commit assigns.
         has_more = pc.greater(corrected["record_count"], columns["record_count"])
         first_row_ids = corrected["first_row_id"]
         corrected["first_row_id"] = pc.if_else(has_more, pa.scalar(None, first_row_ids.type), first_row_ids)
@@ -501,7 +502,7 @@ class CorrectedRows:
     sources: Mapping[int, frozenset[int]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield entries, rows of a tree's leaf with columns of `CORRECTIONS`, with their corrections."""
+        """Yield corrected entries. The input is rows of a tree's leaf with columns of `CORRECTIONS`."""
         for raw in batches:
             entries = with_plain_types(raw)
             columns = {name: entries.column(name) for name in self.schema.names}

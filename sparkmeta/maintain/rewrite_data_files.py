@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 _TARGET: Final = "write.target-file-size-bytes"
-# The number of rows that determine the bounds of a z-order.
+# The number of sampled rows that determine the bounds of a z-order.
 _SAMPLED: Final = 100_000
 _UNSORTED: Final = SortOrder(order_id=0)
 
@@ -160,7 +160,7 @@ class Rewrite:
     # -- From file to file --------------------------------------------------------------------------------------------
 
     def _pack(self, files: Relation, groups: pa.Table) -> Relation:
-        """Write the rows of groups' files to files of the same partition and spec. A task writes several small ones."""
+        """Write the rows of groups to files of the same partition and spec. A task writes several small files."""
         schema = self.state.metadata.schema()
         rows = task_rows(self.state, schema, self._lineage)
         tasks = replace(data_file_tasks(self.target, self.schema), sort_order_id=_UNSORTED.order_id)
@@ -225,7 +225,7 @@ _REMOVED: Final = ("file_path", "manifest_path", "spec_id", PARTITION)
 
 
 def _outputs_on_driver(files: pa.Table) -> pa.RecordBatch:
-    """Return `Rewrite._outputs` of few files, in the order of their groups."""
+    """Return what `Rewrite._outputs` does, for a few files on the driver, in the order of their groups."""
     order = (NUMBER, *PLAN_ORDER, START)
     cut, _ = parts_table(files, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
     cut = cut.sort_by([(name, "ascending") for name in order]).combine_chunks()
@@ -256,7 +256,7 @@ class RowOrder:
     """The order of the rows of new files.
 
     Attributes:
-        order: the sort order, unsorted if there are curve columns; its id is 0 unless the table has the same order.
+        order: the sort order; unsorted if there are curve columns. Its id is 0 unless the table has the same order.
         curve: the columns of a z-order, except for columns that are constant in a partition.
     """
 
@@ -314,7 +314,7 @@ def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
 
 
 def _known_order(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
-    """Return the table's sort order with these fields, or else an order with the id of unsorted files."""
+    """Return the table's sort order with these fields, or else an order with the id that unsorted files have."""
     for order in metadata.sort_orders:
         if [*order.fields] == [*fields]:
             return order

@@ -169,7 +169,7 @@ class UpgradePlan(TablePlan[TableT]):
 
     @cached_property
     def compaction(self) -> CompactionPlan[TableT] | None:
-        """The plan of the compaction; None without a compaction."""
+        """The plan of the compaction; None if the upgrade does not compact."""
         if not self.compact:
             return None
         upgraded = replace(self.table.state, metadata=self.apply(self.table.state))
@@ -330,7 +330,7 @@ class UndoUpgradePlan(TablePlan[TableT]):
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the metadata of a state in the earlier version. For `commit`."""
+        """Return the metadata of a state in the earlier format version. For `commit`."""
         undone = undo_upgrade(_tree_metadata(state.metadata), self.to_version)
         now = max(int(time.time() * 1000), undone.last_updated_ms)
         return undone.model_copy(update={"last_updated_ms": now})
