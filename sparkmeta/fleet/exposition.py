@@ -1,4 +1,4 @@
-"""Write figures in Prometheus' text format, and files that are whole at any time."""
+"""Write figures in Prometheus' text format, and replace files atomically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file in place of an earlier one. Readers see either one whole."""
+    """Replace a file atomically. Readers see the whole old file or the whole new one."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -104,7 +104,7 @@ class FleetHealth(Examined):
         return page(self)
 
     def save(self, path: str | Path, kind: str | None = None) -> None:
-        """Write the result to a local file, in place of an earlier one. The file is whole at any time.
+        """Write the result to a local file, which is replaced atomically.
 
         Args:
             path: the file.

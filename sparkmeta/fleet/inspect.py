@@ -65,7 +65,7 @@ _Columns = dict[str, tuple[StructField, "Sql"]]
 
 @dataclass(frozen=True)
 class CommonRows:
-    """Makes rows of a table's metadata table that have the same columns for all tables.
+    """Converts the rows of a table's metadata table to columns that all tables share.
 
     The first column is the name of the table. Partitions are JSON objects, without nulls. Structs of the table's own
     columns, such as `readable_metrics`, are left out.
@@ -84,13 +84,13 @@ class CommonRows:
 
     @staticmethod
     def of(table: str, name: str, state: TableState, options: Mapping[str, Any]) -> CommonRows:
-        """Return what makes the rows of a table."""
+        """Return the conversion of the rows of a table."""
         kinds = {part.name: part.field_type for part in state.types.partition_type.fields}
         return CommonRows(table, name, kinds, options)
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """The options for this table: one without partitions has no such column."""
+        """The options for this table: an unpartitioned table has no column `partition`."""
         requested = self.options.get("columns")
         if requested is None or self.kinds:
             return dict(self.options)
@@ -98,7 +98,7 @@ class CommonRows:
         return {**self.options, "columns": [*dict.fromkeys(replacements.get(column, column) for column in requested)]}
 
     def row_type(self, row_type: StructType) -> StructType:
-        """Return the type of the rows that `rows` makes of rows of a type."""
+        """Return the type of the rows that `rows` returns for rows of a type."""
         return StructType([StructField(TABLE, StringType()), *(kind for kind, _ in self._columns(row_type))])
 
     def rows(self, rows: Rows, row_type: StructType) -> Rows:
@@ -170,7 +170,7 @@ class _Deferred:
 
 @dataclass(frozen=True)
 class _Tasks:
-    """Reads tables in tasks, which get their places."""
+    """Reads tables in tasks, given by their indices."""
 
     tables: tuple[_Deferred, ...]
     skip_broken: bool
@@ -283,7 +283,7 @@ class FleetTables(ABC, Generic[T]):
 def each_table(
     catalog: Tables, pattern: str, spark: SparkSession | None, skip_broken: bool, read: Callable[[str, Table], ResultT]
 ) -> Iterator[ResultT]:
-    """Yield the results of a function for the names of tables and the tables, which are opened side by side.
+    """Yield the results of a function of each table's name and the table. Tables are opened side by side.
 
     Args:
         catalog: the catalog.

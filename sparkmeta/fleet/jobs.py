@@ -38,7 +38,7 @@ ALWAYS = "always"
 
 _DURATION_TEXT = re.compile(r"(\d+)\s*(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-# DataFrames and snapshots are not for configurations.
+# Configurations can't contain DataFrames or snapshots.
 _NOT_CONFIGURABLE = {"files", "snapshot_id", "snapshot_ids"}
 
 
@@ -153,7 +153,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _NoOptions(Options):
-    """The options of a job that has none."""
+    """The options of a job without options."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The page of many tables: a ranking, and the page of each table behind it.
 
 It is one HTML document without scripts, links or other files. Radio buttons choose the column that sorts the ranking:
-each row has its place in the order of each column as a custom property of CSS, and the chosen one is its `order`.
+for each column, a row has its rank as a custom property of CSS, and the chosen property becomes its `order`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _worse(health: Examined) -> Iterator[str]:
 
 
 def _trends(table: TableHealth, health: Examined) -> Iterator[str]:
-    """Yield the figures of a table over the last runs, as far as they were ever more than 0."""
+    """Yield the figures of a table over the last runs, without figures that were always 0."""
     if health.past is None or not (rows := health.past.trends.get(table.table)):
         return
     runs = [*rows, table.row()]
@@ -190,7 +190,7 @@ def _trends(table: TableHealth, health: Examined) -> Iterator[str]:
 
 
 def _behind(table: TableHealth, has_page: bool) -> Iterator[str]:
-    """Yield what is behind the row of a table."""
+    """Yield what a click on the row of a table shows."""
     if table.error is not None:
         yield f'<section class="finding"><h2>{_text(table.table)}</h2><p>{_text(table.error)}</p></section>'
     elif has_page:

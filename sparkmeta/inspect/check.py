@@ -105,7 +105,7 @@ _LEAF_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedTree:
-    """A tree to check. Its root's entries are known to have the required fields; nothing else is assumed."""
+    """A tree to check. The root's entries have the required fields; nothing else is assumed."""
 
     state: TableState
     root: Root
@@ -162,7 +162,7 @@ class CheckedTree:
 
     @cached_property
     def on_driver(self) -> bool:
-        """Whether the driver reads all entries. The parent snapshot must have few entries too."""
+        """Whether the driver reads all entries, which requires that the parent snapshot has few entries too."""
         if not self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES):
             return False
         if not few_masks(self.masks, self.state.access):
@@ -173,7 +173,7 @@ class CheckedTree:
         return before.reader.driver_reads(before.manifests, before.projection(ENTRY_COLUMNS), MOST_WIDE_ENTRIES)
 
     def given(self, rows: pa.Table) -> Relation:
-        """Return rows on the driver where the entries are."""
+        """Return rows from the driver as a relation of the same kind as the entries."""
         return rows if self.on_driver else local_frame(self.state.spark, rows)
 
     @cached_property
@@ -444,8 +444,9 @@ def _broken(rule: str, rows: Relation, location: str, value: str | Sql, problem:
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
-# There are three tables of rules. The driver evaluates the rules of the root, one pass over the leaves the rules of
-# entries, and a separate query each rule of the tree. For few entries, the driver evaluates all queries.
+# There are three tables of rules. The driver evaluates the rules of the root. One pass over the leaves evaluates the
+# rules of entries. Each rule of the tree is a separate query. If there are few entries, the driver evaluates all
+# queries.
 
 
 _MATRIX = (*ENTRY_COLUMNS, "file_format", "record_count", "file_size_in_bytes", "manifest_stats", "equality_ids")
@@ -459,7 +460,7 @@ def violations(state: TableState) -> MetadataRows:
 
 
 def _snapshot_violations(state: TableState) -> Relation:
-    """Return the violations, as a table if the driver finds them.
+    """Return the violations in the snapshot's metadata, as a table if the driver evaluates all rules.
 
     Raises:
         CorruptFileError: the root is not a manifest.
@@ -479,7 +480,7 @@ def _snapshot_violations(state: TableState) -> Relation:
         state.types.locations,
         as_written=True,
     )
-    # The layout of the Iceberg project tells the size of a deletion vector, not of its file.
+    # The layout of the Iceberg project records the size of a deletion vector, not of its file.
     columns = None if root.layout.colocates else state.types.primitive_fields
     broken_fields = [
         violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
@@ -498,7 +499,7 @@ def _tree_violations(tree: CheckedTree) -> Relation:
 
 
 def _entry_violations(tree: CheckedTree) -> Iterator[Relation]:
-    """Evaluate `ENTRY_RULES` in one pass over the leaves, and for the root's own files only the rule about bounds."""
+    """Evaluate `ENTRY_RULES` in one pass over the leaves, and only the rule about bounds for the root's own files."""
     if len(tree.manifests):
         yield _broken_entries(tree.with_leaves(tree.marked), dict(ENTRY_RULES))
     if tree.bound_types:

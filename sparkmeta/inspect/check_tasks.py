@@ -47,7 +47,7 @@ def violation(rule: str, broken: Broken) -> dict[str, str | None]:
 
 
 # -- Check single manifests -------------------------------------------------------------------------------------------
-# A manifest that can't be decoded is a violation like others, and does not keep the rest from being checked.
+# A manifest that can't be decoded is a violation too, and does not prevent the check of other manifests.
 
 
 CHECKED_COLUMNS = (
@@ -75,8 +75,8 @@ class ManifestChecks:
     """Checks manifests. Picklable.
 
     Attributes:
-        reader: opens them, in tasks or on the driver; None if Spark reads their content.
-        projection: the columns to read of their entries.
+        reader: opens the manifests, in tasks or on the driver; None if Spark reads their content.
+        projection: the columns of entries to read.
         types: the ids of columns -> Iceberg types.
         locations: resolves the locations in manifests.
         format_version: the table's format version.
@@ -232,7 +232,7 @@ def shown_value(values: pa.Array, index: int) -> Any:
 
 
 def above_upper(upper: pa.Array, index: int) -> str:
-    """Return the problem of a lower bound."""
+    """Return the problem of a lower bound that is above the upper one."""
     return f"it is above the upper bound, {shown_value(upper, index)}: both prove nothing"
 
 

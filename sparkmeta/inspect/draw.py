@@ -224,7 +224,7 @@ def _excerpt(root: Root) -> _Excerpt:
 
 
 def _first(ordinals: Sequence[int], changed: Sequence[bool], limit: int) -> list[int]:
-    """Return at most `limit` of the places, preferring changed ones."""
+    """Return at most `limit` of the ordinals, preferring changed entries."""
     return sorted(sorted(ordinals, key=lambda ordinal: not changed[ordinal])[:limit])
 
 
@@ -365,12 +365,12 @@ def _read(
 def _drawn_rows(
     state: TableState, manifests: pa.Table, ordinals: Mapping[int, Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries with some ordinals of each manifest. The driver reads a manifest at a time, or else a job all.
+    """Yield some entries of each manifest. The driver reads one manifest at a time, or else a job reads them all.
 
     Args:
         state: the table.
         manifests: the manifests.
-        ordinals: manifest -> the ordinals.
+        ordinals: manifest -> the ordinals of its entries.
     """
     reader, projection = state.reader, EntryProjection.of(_ENTRY_COLUMNS)
     if not reader.driver_decodes(manifests) or reader.driver_parts(manifests, projection) is None:

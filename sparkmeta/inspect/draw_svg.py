@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #
 # The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
 # that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
-# vector or affiliated manifest to its target. Texts are in boxes, so that they can be read on any background. There are
-# no style sheets and ids, since several drawings may share a page.
+# vector or affiliated manifest to its target. Text is inside boxes, so that it can be read on any background. There are
+# no style sheets or ids, since several drawings may share a page.
 
 
 _CHARACTER, _LINE, _PAD = 6.7, 16, 8
@@ -66,7 +66,7 @@ class _Box:
     """A box, and its position once it is placed.
 
     Attributes:
-        rows: the lines that other boxes may point to, by location.
+        rows: location -> the index of the line that other boxes may point to.
     """
 
     lines: list[_Line]
@@ -198,7 +198,7 @@ def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
     )
 
 
-# -- Places -----------------------------------------------------------------------------------------------------------
+# -- Layout -----------------------------------------------------------------------------------------------------------
 
 
 def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:

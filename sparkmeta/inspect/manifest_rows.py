@@ -156,8 +156,8 @@ def all_manifests_rows(
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
     """Return the manifests of one snapshot's list as `REACHABLE`.
 
-    In the layout of the Iceberg project, the deletion vectors in a data manifest are a delete manifest of the format
-    `VECTORS` at the same path. Any root with deletes may have such vectors, beside other deletes.
+    In the layout of the Iceberg project, the deletion vectors in a data manifest form a delete manifest of the format
+    `VECTORS` at the same path. Any root with deletes may contain such vectors besides other deletes.
     """
     refuse_encrypted_parquet(manifests, location)
     _spec_rows(manifests, specs, location)

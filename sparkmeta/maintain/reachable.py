@@ -200,8 +200,8 @@ def _manifests_to_read(
     """
     readable = where(manifests, _IS_READABLE)
     if state.has_trees:
-        # Leaves of one snapshot rarely list the same file. The files of leaves that it dropped can only be in newer
-        # leaves.
+        # Leaves of one snapshot rarely list the same file. If retained snapshots keep files of a dropped leaf, newer
+        # leaves list them.
         snapshots = (snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in expired)
         oldest = min(snapshot.sequence_number or 0 for snapshot in snapshots)
         is_older = sql.col("retained") & (sql.col("first_listed") <= oldest).eqNullSafe(True)

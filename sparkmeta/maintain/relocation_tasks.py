@@ -40,7 +40,7 @@ LENGTHS = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64(
 
 @dataclass(frozen=True)
 class Relocator:
-    """Writes a table's metadata files, with changed locations, to a staging folder. Picklable.
+    """Writes metadata files and position deletes, with changed locations, to a staging folder. Picklable.
 
     A file is always rewritten to the same bytes, so that a second run of a task does no harm.
 
@@ -330,7 +330,7 @@ class Copier:
             yield pa.RecordBatch.from_arrays(arrays, schema=COPIED)
 
     def _copy(self, row: Mapping[str, Any]) -> tuple[int, bool]:
-        """Copy a file unless the target exists. Return its length, and whether it was copied."""
+        """Copy a file unless an earlier run has copied it. Return its length, and whether it was copied."""
         source, target = row["source_path"], row["target_path"]
         length = self.reader.length(source)
         if source == target:

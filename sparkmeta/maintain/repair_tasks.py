@@ -165,8 +165,8 @@ GONE: Final = "the file is gone"
 SOUND: Final = pa.schema([pa.field("sound_path", pa.string()), pa.field("problem", pa.string())])
 """A file and its problem, null if it is sound: it is gone, or does not begin or end as files of its format do."""
 
-# The magic bytes that files begin with, and the number of bytes after the ones that they end with. An encrypted file is
-# not damaged.
+# The magic bytes at the beginning of files, and the number of bytes after the magic bytes at their end. An encrypted
+# file is not damaged.
 _BEGINNINGS: Final[dict[str, tuple[bytes, ...]]] = {
     "PARQUET": (b"PAR1", b"PARE"), "ORC": (b"ORC",), "AVRO": (b"Obj\x01",), "PUFFIN": (b"PFA1",),
 }  # fmt: skip

@@ -274,7 +274,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
         return files
 
     def _refuse_other_prefixes(self, files: Relation) -> None:
-        """Raise ValidationError for a file whose location lacks the prefix in every spelling."""
+        """Raise ValidationError for a file whose location does not begin with the prefix in any spelling."""
         other_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
         for path in values(mapped(other_files, Unmoved(self._relocation), PATHS)):
             raise ValidationError(
