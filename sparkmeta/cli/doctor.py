@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine, its session, a catalog and a table need, and what mends them."""
+"""The command `doctor`: check this machine, its session, a catalog and a table, and say how to mend problems."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Diagnosis:
     """What the command found out about a part.
 
     Attributes:
-        part: what was looked at.
+        part: what was checked.
         status: `absent` says that something optional is not there.
         detail: a version, a place or an error.
         mend: what to do about it.
@@ -122,7 +122,7 @@ def _remote(source: CatalogSource) -> str:
 
 
 def _secrets(source: CatalogSource) -> dict[str, Any]:
-    """Return what no finding may show, as properties with credentials: of catalogs, Spark, and its Connect server."""
+    """Return the properties whose credentials findings must not show: of catalogs, Spark, and its Connect server."""
     from pyiceberg.utils.config import Config
 
     known: dict[str, Any] = {}

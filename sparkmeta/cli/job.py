@@ -39,7 +39,7 @@ def run_job(
 
     Args:
         parser: A `job_parser`, with the options of the plan as additional arguments.
-        plan: A function that makes the plan. It takes the table, and the options as keyword arguments.
+        plan: A function that makes the plan. It accepts the table, and the options as keyword arguments.
         arguments: The command-line arguments. None means the arguments of the process.
 
     The result is printed after an error as well, if a part of the plan was committed.

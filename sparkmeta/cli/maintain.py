@@ -199,7 +199,7 @@ class LineOption:
         return click.Option(names, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
 
 
-# Commands have other parameters with the names of some options.
+# The prefix of parameters of operations, since commands have other parameters with the same names.
 _PARAMETER = "option_"
 
 
@@ -211,7 +211,7 @@ def line_options(operation: str) -> list[LineOption]:
 
 
 class OperationCommand(click.Command):
-    """A command that takes the options of a method of `Maintenance`, which is imported when the command is chosen."""
+    """A command with the options of a method of `Maintenance`, which is imported when the command is chosen."""
 
     def __init__(self, *args: Any, operation: str, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -598,7 +598,7 @@ def health(
     if as_json:
         print_json(report.to_dict())
     else:
-        # Users of commands have no use for calls of Python.
+        # Users of the command line have no use for Python calls.
         findings = tuple(replace(finding, call=None) for finding in report.list_findings)
         click.echo(printable_lines(str(replace(report, list_findings=findings))))
 

@@ -86,7 +86,7 @@ SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
 """Names of fields with ids of snapshots, which have 64 bits."""
 
 OF_ROWS = ("partition", "readable_metrics")
-"""Names of structs with values of a table's rows, whose names mean nothing."""
+"""Names of structs with values of a table's rows, whose fields may have any names."""
 
 # Options for lossless JSON: Spark writes nulls, and times in microseconds.
 JSON_OPTIONS = {
@@ -190,7 +190,7 @@ def print_rows(
         columns: The columns of the table.
         limit: The number of rows to print.
         base: A folder. Paths below it are printed relative to it.
-        more: A hint to print if there are more rows.
+        more: A hint that is printed if there are more rows.
         newest: Whether the rows are few and in the order of time, so that the last ones are printed.
 
     Returns:
@@ -210,7 +210,7 @@ def print_rows(
 
 
 def table_values(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return rows of Python values. Dates and times are texts if Python does not support their year."""
+    """Return rows of Python values. Dates and times whose year Python does not support are text."""
     try:
         values: list[dict[str, Any]] = rows.to_pylist()
     except (OverflowError, ValueError):
@@ -352,7 +352,7 @@ def print_lines(rows: Relation, limit: int | None) -> bool:
 
 
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print labels and values, one pair per line. A list takes a line for each item."""
+    """Print labels and values, one pair per line. A list has one line per item."""
     console = OutputConsole()
     console.print(Text(printable(title), style="bold"), soft_wrap=True)
     table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))

@@ -45,14 +45,14 @@ def option(name: str, doc: str, default: Any = None, allowed: Rule | None = None
     Args:
         name: the name that users give.
         doc: what the option means.
-        default: the value if they don't.
+        default: the value if they give none.
         allowed: the rule of its values, in lower case.
     """
     return field(default=default, metadata={"name": name, "doc": doc, "allowed": allowed})
 
 
 class SourceOptions:
-    """What reads and writes have in common. Subclasses are dataclasses.
+    """The options that reads and writes have in common. Subclasses are dataclasses.
 
     Their fields are made by `option`, or are dicts whose metadata has the `prefix` of the names of options.
     """
@@ -66,7 +66,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """Return the options for texts by their names.
+        """Return the options that a mapping of names to texts sets.
 
         Raises:
             InvalidArgumentError: an option is unknown, has an unknown value, or contradicts another one.
@@ -194,16 +194,16 @@ class ReadOptions(SourceOptions):
 
         Raises:
             NoSuchSnapshotError: there is none.
-            InvalidArgumentError: an id or time is not one.
+            InvalidArgumentError: an id or a time is invalid.
         """
         return table.state.at(self.scan(table).snapshot())
 
     def scan(self, table: Table) -> Scan:
-        """Return the scan of the chosen snapshot and columns, and with the filter.
+        """Return the scan of the chosen snapshot and columns with the filter.
 
         Raises:
             NoSuchSnapshotError: there is no such snapshot.
-            InvalidArgumentError: an id or time is not one, or a column is unknown.
+            InvalidArgumentError: an id or a time is invalid, or a column is unknown.
             InvalidFilterError: the filter is invalid.
         """
         scan = table.scan(snapshot_id=None if self.snapshot_id is None else whole("snapshot-id", self.snapshot_id))
@@ -243,7 +243,7 @@ def _is_catalog(name: str, catalogs: Catalogs) -> bool:
 
 
 def whole(name: str, text: str) -> int:
-    """Return the whole number that a text of an option has. Raises InvalidArgumentError if it has none."""
+    """Return the text of an option as a whole number. Raises InvalidArgumentError if it is not one."""
     try:
         return int(text)
     except ValueError:
@@ -251,7 +251,7 @@ def whole(name: str, text: str) -> int:
 
 
 def moment(name: str, text: str) -> datetime | int:
-    """Return the time that a text of an option has. Raises InvalidArgumentError if it has none."""
+    """Return the text of an option as a time. Raises InvalidArgumentError if it is not one."""
     if text.strip().lstrip("-").isdecimal():
         return int(text)
     try:

@@ -419,7 +419,7 @@ def _several_vectors(rule: str, dvs: Relation) -> Relation:
 
 
 def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relation]:
-    """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
+    """Find second deletion vectors of a data file, and vectors that are older than it or in another partition."""
     sequence, key = sql.col(SEQUENCE), partition_key(state)
     is_dv = (sql.col("content_type") == _POSITION) & (sql.col("file_format") == "PUFFIN")
     dvs = where(live, is_dv)

@@ -309,7 +309,7 @@ def _count(number: int | None, singular: str, plural: str) -> str:
 def _leaf_rows(
     state: TableState, root: Root, excerpt: _Excerpt, vectors: Sequence[_Vector]
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
-    """Return entries of each drawn leaf, including masked ones, and a line about the others, by the leaf's location."""
+    """Return the drawn entries of each drawn leaf, masked ones included, and a line about the others, by location."""
     leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
     unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, MANIFEST_DVS))))
     whole = replace(state, root=unmasked)

@@ -1,4 +1,4 @@
-"""The tables of a service, and the pages of their plans, from a request to a scan to what Spark makes."""
+"""The tables of a service, and the pages of their plans: from a request to a scan to Spark's result."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
 
 
 def _by_its_schema(table: Table, scan: Scan) -> Scan:
-    """Return the scan of a snapshot by its schema, or by the table's if the client can only mean this one.
+    """Return the scan with the snapshot's schema, or with the table's if the client can only mean the latter.
 
     Spark always asks for the snapshot's schema, even if it reads the head of a branch with the table's schema. It may
     have loaded the table before the branch moved on.
@@ -214,7 +214,7 @@ class PageMaker:
     spool: Spool
 
     def make(self, result: str, tasks: Relation, files: int | None, min_rows: int | None) -> Pages:
-        """Run a plan. Small ones are brought to the driver, which writes all but the first page to the spool.
+        """Run a plan. The driver collects small plans, and writes all but the first page to the spool.
 
         Args:
             result: the plan's name in the spool.
@@ -313,7 +313,7 @@ _REFUSALS = {
     "write.metadata.path": _NO_FOLDER,
     "gc.enabled": "false",
 }
-# A location provider would not look at the paths above.
+# A location provider would ignore the paths above.
 _WITHOUT = ("write.location-provider.impl",)
 
 
@@ -349,7 +349,7 @@ MODE = "scan-planning-mode"
 SERVER, CLIENT = "server", "client"
 CREDENTIALS = "storage-credentials"
 _MOST_TABLES = 256
-# Part of ETags, to be changed with the way in which tables are shown.
+# A part of ETags. Change it whenever tables are shown in another way.
 _SHOWN_AS = "2"
 
 
@@ -409,7 +409,7 @@ def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
 
 
 def version_key(table: Table) -> tuple[str, str, int]:
-    """Return what identifies a version of a table. A location does not: a dropped table may have had the same one."""
+    """Return the key of a version of a table. A location is not enough: a dropped table may have had the same one."""
     metadata = table.metadata
     return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
 
