@@ -70,8 +70,8 @@ def _lists(values: pa.Array) -> Iterator[str]:
         texts, start, end = [f"{json.dumps(key, ensure_ascii=False)}:{text}" for key, text in pairs], "{", "}"
     else:
         texts = _texts(elements, "")
-    places = offsets.to_pylist()
-    for first, last in pairwise(places):
+    bounds = offsets.to_pylist()
+    for first, last in pairwise(bounds):
         yield start + ",".join(texts[first:last]) + end
 
 

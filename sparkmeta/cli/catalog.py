@@ -48,13 +48,13 @@ _LOCATION = click.option(
 
 def _command(kind: str, *options: Callable[[Any], Any]) -> click.Command:
     def run(source: CatalogSource, row_options: RowOptions, files: bool, commit: bool, **arguments: Any) -> None:
-        places = arguments.pop("source_name"), arguments.pop("table")
+        names = arguments.pop("source_name"), arguments.pop("table")
         arguments["properties"] = dict(arguments.pop("table_properties"))
         arguments["partition_by"] = arguments["partition_by"] or None
         with progress("Reading the source"):
             catalog = source.open_catalog()
             plan_table = catalog.snapshot_table if kind == "snapshot" else catalog.migrate_table
-            plan = plan_table(*places, **arguments)
+            plan = plan_table(*names, **arguments)
         carry_out(plan, row_options, _PRINTED, files=files, commit=commit)
 
     command = takes_row_options(takes_catalog(run))

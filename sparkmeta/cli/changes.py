@@ -91,7 +91,9 @@ def changelog(
     if not row_options.as_json or row_options.limit is not None:
         rows = rows.orderBy("_change_ordinal")
     of_changes = [name for name in rows.columns if name.startswith("_change_") or name == "_commit_snapshot_id"]
-    shown = [TextColumn(name) for name in (*of_changes, *(each for each in rows.columns if each not in of_changes))]
+    shown = [
+        TextColumn(name) for name in (*of_changes, *(column for column in rows.columns if column not in of_changes))
+    ]
     row_options.print(rows, shown, table.location(), table.state, of_metadata=False)
 
 

@@ -533,7 +533,7 @@ _OTHER_NAMES = {
     if command is not None
 }
 
-# The options for rows of views that do not take all such options.
+# The row options of views that do not accept all of them.
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
 _ALONE = (cache, doctor, namespaces, tables, health, maintain, upgrade, serve, view, views)

@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine, its session, a catalog and a table need, and what mends them."""
+"""The command `doctor`: check this machine, its session, a catalog and a table, and say how to mend problems."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Diagnosis:
     """What the command found out about a part.
 
     Attributes:
-        part: what was looked at.
+        part: what was checked.
         status: `absent` says that something optional is not there.
         detail: a version, a place or an error.
         mend: what to do about it.
@@ -122,15 +122,15 @@ def _remote(source: CatalogSource) -> str:
 
 
 def _secrets(source: CatalogSource) -> dict[str, Any]:
-    """Return what no finding may show, as properties with credentials: of catalogs, Spark, and its Connect server."""
+    """Return the properties whose credentials findings must not show: of catalogs, Spark, and its Connect server."""
     from pyiceberg.utils.config import Config
 
     known: dict[str, Any] = {}
     with suppress(Exception):  # `_configuration` reports it
         known |= Config().config
     server, *parameters = _remote(source).split(";")
-    values = (value or name for name, _, value in (each.partition("=") for each in parameters))
-    remote = {"uri": server} | {f"token.{place}": value for place, value in enumerate(values)}
+    values = (value or name for name, _, value in (parameter.partition("=") for parameter in parameters))
+    remote = {"uri": server} | {f"token.{index}": value for index, value in enumerate(values)}
     return {"configuration": known, "properties": source.properties, "conf": source.conf, "remote": remote}
 
 
@@ -143,9 +143,9 @@ def _packages() -> Iterator[Diagnosis]:
     yield from (_package(name, limits) for name, limits in required.items())
     markers = (requirement.partition(";")[2] for requirement in metadata.requires("sparkmeta") or ())
     for extra in sorted({*map(_extra, markers)} - {"", *_OF_DEVELOPERS}):
-        packages = [_package(*each) for each in _requirements("sparkmeta", extra) if each[0] not in required]
-        problems = [each for each in packages if each.status != "ok"]
-        shown = ", ".join(f"{each.part} {each.detail}" for each in problems or packages)
+        packages = [_package(*package) for package in _requirements("sparkmeta", extra) if package[0] not in required]
+        problems = [package for package in packages if package.status != "ok"]
+        shown = ", ".join(f"{package.part} {package.detail}" for package in problems or packages)
         if problems:
             yield Diagnosis(f"extra {extra}", "absent", shown, f"pip install 'sparkmeta[{extra}]'")
         else:
@@ -161,8 +161,8 @@ def _requirements(package: str, extra: str = "") -> Iterator[tuple[str, str]]:
         name, extras, limits = re.fullmatch(r"([\w.-]+)\s*(?:\[(.*)\])?(.*)", text.strip()).groups()  # type: ignore[union-attr]
         yield name, limits.strip()
         if _version(name) is not None:
-            for each in (extras or "").split(","):
-                yield from _requirements(name, each.strip()) if each else ()
+            for required_extra in (extras or "").split(","):
+                yield from _requirements(name, required_extra.strip()) if required_extra else ()
 
 
 def _extra(marker: str) -> str:
@@ -223,14 +223,14 @@ def _spark_home() -> Iterator[Diagnosis]:
     if not home:
         return
     jars = sorted(Path(home, "jars").glob("spark-core_*.jar"))
-    ours = _version("pyspark")
+    pyspark_version = _version("pyspark")
     if not jars:
         yield Diagnosis("SPARK_HOME", "fails", f"{home} has no Spark", "unset SPARK_HOME, to use PySpark's own")
         return
     version = jars[0].stem.rpartition("-")[2]
-    if ours is not None and _numbers(version)[:2] != _numbers(ours)[:2]:
+    if pyspark_version is not None and _numbers(version)[:2] != _numbers(pyspark_version)[:2]:
         mend = f"pip install 'pyspark=={version}', or unset SPARK_HOME"
-        yield Diagnosis("SPARK_HOME", "fails", f"{home} is Spark {version}, and PySpark is {ours}", mend)
+        yield Diagnosis("SPARK_HOME", "fails", f"{home} is Spark {version}, and PySpark is {pyspark_version}", mend)
     else:
         yield Diagnosis("SPARK_HOME", "ok", f"{home}, Spark {version}")
 
@@ -280,11 +280,13 @@ def _on_executor(spark: SparkSession) -> list[Any]:
 
 
 def _compared(name: str, version: str | None) -> Diagnosis:
-    part, ours = f"{name} of executors", _version(name)
+    part, driver_version = f"{name} of executors", _version(name)
     if version is None:
-        return Diagnosis(part, "fails", "is not installed", f"install {name} {ours} on the executors")
-    if name == "sparkmeta" and version != ours:
-        return Diagnosis(part, "fails", f"{version}, and the driver has {ours}", "install the same version on both")
+        return Diagnosis(part, "fails", "is not installed", f"install {name} {driver_version} on the executors")
+    if name == "sparkmeta" and version != driver_version:
+        return Diagnosis(
+            part, "fails", f"{version}, and the driver has {driver_version}", "install the same version on both"
+        )
     return Diagnosis(part, "ok", version)
 
 

@@ -39,7 +39,7 @@ def run_job(
 
     Args:
         parser: A `job_parser`, with the options of the plan as additional arguments.
-        plan: A function that makes the plan. It takes the table, and the options as keyword arguments.
+        plan: A function that makes the plan. It accepts the table, and the options as keyword arguments.
         arguments: The command-line arguments. None means the arguments of the process.
 
     The result is printed after an error as well, if a part of the plan was committed.
@@ -68,18 +68,18 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
 def run_operation(operation: str, arguments: Sequence[str] | None = None) -> int:
     """Run an operation of `Maintenance` as a job, with its options as arguments; see `run_job`."""
     parser = job_parser(f"{operation}.py", OPERATIONS[operation].about)
-    for each in line_options(operation):
+    for option in line_options(operation):
         kind: dict[str, Any] = {}
-        flag = each.off_flag if each.default is True else each.flag
-        if each.is_switch:
-            kind["action"] = "store_false" if each.default is True else "store_true"
+        flag = option.off_flag if option.default is True else option.flag
+        if option.is_switch:
+            kind["action"] = "store_false" if option.default is True else "store_true"
         else:
-            parse, metavar, is_repeatable = each.kind
+            parse, metavar, is_repeatable = option.kind
             kind["type"] = parse if isinstance(parse, type) else argument(parse)
-            kind |= {"choices": each.choices} if each.choices else {"metavar": metavar}
+            kind |= {"choices": option.choices} if option.choices else {"metavar": metavar}
             kind["action"] = "append" if is_repeatable else "store"
-        text = f"Turn this off: {each.help}" if flag == each.off_flag else each.help
-        parser.add_argument(flag, dest=each.name, help=text, **kind)
+        text = f"Turn this off: {option.help}" if flag == option.off_flag else option.help
+        parser.add_argument(flag, dest=option.name, help=text, **kind)
     return run_job(parser, lambda table, **options: call_operation(table, operation, options), arguments)
 
 

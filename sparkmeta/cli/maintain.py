@@ -178,8 +178,8 @@ class LineOption:
 
     @property
     def help(self) -> str:
-        about = about_option(self.defined).replace("`", "")
-        text = f"{about[0].upper()}{about[1:]}"
+        description = about_option(self.defined).replace("`", "")
+        text = f"{description[0].upper()}{description[1:]}"
         if self.kind[2]:
             return f"{text} Repeatable."
         if self.default is None or self.is_switch or self.name == "row_filter":
@@ -199,7 +199,7 @@ class LineOption:
         return click.Option(names, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
 
 
-# Commands have other parameters with the names of some options.
+# The prefix of parameters of operations, since commands have other parameters with the same names.
 _PARAMETER = "option_"
 
 
@@ -211,7 +211,7 @@ def line_options(operation: str) -> list[LineOption]:
 
 
 class OperationCommand(click.Command):
-    """A command that takes the options of a method of `Maintenance`, which is imported when the command is chosen."""
+    """A command with the options of a method of `Maintenance`, which is imported when the command is chosen."""
 
     def __init__(self, *args: Any, operation: str, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -222,7 +222,7 @@ class OperationCommand(click.Command):
 
     @cached_property
     def _options(self) -> list[click.Option]:
-        return [each.option() for each in line_options(self.operation)]
+        return [option.option() for option in line_options(self.operation)]
 
 
 def takes_operation(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,7 +239,7 @@ def takes_operation(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_operation(table: Table, operation: str, arguments: Mapping[str, Any]) -> Any:
     """Call a method of `Maintenance` with the arguments of a command line. Missing arguments are None or empty."""
-    known = {each.name: each for each in line_options(operation)}
+    known = {option.name: option for option in line_options(operation)}
     values = {name: value for name, value in arguments.items() if value is not None and value != ()}
     values = {name: dict(value) if known[name].kind[0] is key_value else value for name, value in values.items()}
     if "files" in values:
@@ -598,7 +598,7 @@ def health(
     if as_json:
         print_json(report.to_dict())
     else:
-        # Users of commands have no use for calls of Python.
+        # Users of the command line have no use for Python calls.
         findings = tuple(replace(finding, call=None) for finding in report.list_findings)
         click.echo(printable_lines(str(replace(report, list_findings=findings))))
 

@@ -86,7 +86,7 @@ SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
 """Names of fields with ids of snapshots, which have 64 bits."""
 
 OF_ROWS = ("partition", "readable_metrics")
-"""Names of structs with values of a table's rows, whose names mean nothing."""
+"""Names of structs with values of a table's rows, whose fields may have any names."""
 
 # Options for lossless JSON: Spark writes nulls, and times in microseconds.
 JSON_OPTIONS = {
@@ -190,7 +190,7 @@ def print_rows(
         columns: The columns of the table.
         limit: The number of rows to print.
         base: A folder. Paths below it are printed relative to it.
-        more: A hint to print if there are more rows.
+        more: A hint that is printed if there are more rows.
         newest: Whether the rows are few and in the order of time, so that the last ones are printed.
 
     Returns:
@@ -202,15 +202,15 @@ def print_rows(
     printed = table_values(tail(selected, limit + 1) if newest else head(selected, limit + 1))
     console = print_table(printed[-limit:] if newest else printed[:limit], columns, base)
     if len(printed) > limit:
-        which = "newest" if newest else "first"
-        console.print(Text(f"... the {which} {limit:,} rows{more}", style="dim"), soft_wrap=True)
+        end = "newest" if newest else "first"
+        console.print(Text(f"... the {end} {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if printed and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
     return bool(printed)
 
 
 def table_values(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return rows of Python values. Dates and times are texts if Python does not support their year."""
+    """Return rows of Python values. Dates and times whose year Python does not support are text."""
     try:
         values: list[dict[str, Any]] = rows.to_pylist()
     except (OverflowError, ValueError):
@@ -306,10 +306,10 @@ def with_text_ids(rows: DataFrame) -> DataFrame:
     kinds = [_text_id_type(field.name, field.dataType) for field in fields]
     if kinds == [field.dataType for field in fields]:
         return rows
-    # By place, since a column may occur twice.
-    places = [f"_{place}" for place in range(len(fields))]
-    texts = [F.col(place).cast(kind) for place, kind in zip(places, kinds, strict=True)]
-    return rows.toDF(*places).select(*texts).toDF(*rows.columns)
+    # By position, since a column may occur twice.
+    names = [f"_{index}" for index in range(len(fields))]
+    texts = [F.col(name).cast(kind) for name, kind in zip(names, kinds, strict=True)]
+    return rows.toDF(*names).select(*texts).toDF(*rows.columns)
 
 
 def _text_id_type(name: str, kind: DataType) -> DataType:
@@ -321,7 +321,10 @@ def _text_id_type(name: str, kind: DataType) -> DataType:
     if isinstance(kind, spark.StructType) and name not in OF_ROWS:
         fields = kind.fields
         return spark.StructType(
-            [spark.StructField(each.name, _text_id_type(each.name, each.dataType), each.nullable) for each in fields]
+            [
+                spark.StructField(field.name, _text_id_type(field.name, field.dataType), field.nullable)
+                for field in fields
+            ]
         )
     return kind
 
@@ -349,7 +352,7 @@ def print_lines(rows: Relation, limit: int | None) -> bool:
 
 
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print labels and values, one pair per line. A list takes a line for each item."""
+    """Print labels and values, one pair per line. A list has one line per item."""
     console = OutputConsole()
     console.print(Text(printable(title), style="bold"), soft_wrap=True)
     table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.expr.sql import Sql
 
-# What filters and Spark SQL read differently, or what only filters have.
+# Syntax that filters and Spark SQL read differently, or that only filters have.
 _OTHERWISE: Final = re.compile(
     rf"[\"\\`]|\bis\s+(?:not\s+)?nan\b|\blike\s*'(?:[^']|'')*_|\b(?:{'|'.join(NAMES)})\s*\(", re.IGNORECASE
 )

@@ -266,7 +266,7 @@ def _group(
 
 
 def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
-    """Return job -> options, or false for a job that tables don't get."""
+    """Return job -> options, or false for a job that does not run for the tables."""
     named: dict[str, Any] = {}
     for text, options in jobs.items():
         name = job_name(text)
@@ -353,15 +353,15 @@ class ChosenTable:
 
     @property
     def task(self) -> TableTask:
-        """What to do with the table."""
+        """The task of maintaining the table."""
         return TableTask(self.name, self.group.catalog, self.group.jobs, self.group.thresholds, self.load)
 
 
 def choose_tables(config: MaintenanceConfig, sessions: SessionSource) -> list[ChosenTable]:
     """Return the tables of all groups, in their order, each once.
 
-    A group that names a table exactly takes it from groups that name it by a pattern. Catalogs are listed, and groups
-    are compared, before a table is opened.
+    A group that names a table exactly takes precedence over groups that name it by a pattern. Catalogs are listed, and
+    groups are compared, before any table is opened.
     """
     listings: dict[str, _Listed | Exception] = {}
     choices: dict[object, list[ChosenTable]] = {}
@@ -373,7 +373,7 @@ def choose_tables(config: MaintenanceConfig, sessions: SessionSource) -> list[Ch
             continue
         if group.catalog not in listings:
             listings[group.catalog] = _listed(config, group.catalog, sessions)
-        for key, table in _of_catalog(place, group, listings[group.catalog]):
+        for key, table in _group_tables(place, group, listings[group.catalog]):
             choices.setdefault((group.catalog, key), []).append(table)
     return sorted(map(_most_specific, choices.values()), key=lambda table: table.place)
 
@@ -415,7 +415,7 @@ def _listed(config: MaintenanceConfig, name: str, sessions: SessionSource) -> _L
     return _Listed(catalog, Listing.of(catalog) if any(map(has_wildcard, names)) else Listing([], {}))
 
 
-def _of_catalog(
+def _group_tables(
     place: int, group: TableGroup, listed: _Listed | Exception
 ) -> Iterator[tuple[Identifier | str, ChosenTable]]:
     """Yield the tables of a catalog's group, with a key that is equal for the same table in other groups."""

@@ -59,7 +59,7 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
         configured_catalog(None, source.properties)
     log_to_stderr()
     start = partial(cli_session, FAIR | source.conf, source.remote, show_log=source.verbose)
-    # A server may open other files than this machine, so it is connected to before the first table is opened.
+    # A Connect server may open other files than this machine, so connect to it before the first table is opened.
     sessions = SessionSource(start()) if source.remote or "SPARK_REMOTE" in os.environ else SessionSource(start=start)
     service_of(configured_catalog(source.catalog, source.properties), sessions, options=options).run()
 

@@ -81,7 +81,7 @@ def without_pandas() -> Iterator[None]:
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Have Python collect garbage seldom in the block: to look at all that imports make takes a tenth of a second."""
+    """Let Python rarely collect garbage in the block: scanning the objects of imports takes a tenth of a second."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 20)
     try:
@@ -179,7 +179,7 @@ class CatalogSource:
     verbose: bool
 
     def sessions(self) -> SessionSource:
-        """Return the source of the command's session: one that starts when it is needed, or at once by some options.
+        """Return the source of the command's session, which starts when it is needed, or at once with some options.
 
         Raises:
             SessionError: Spark did not start.
@@ -298,7 +298,7 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_tables(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add TABLE as `takes_source` does, but with --catalog it may be a pattern or missing: then it is `*`."""
+    """Add TABLE as `takes_source` does. With --catalog, it may be a pattern, and defaults to `*`."""
     return _takes_tables(command, click.argument("table", metavar="TABLE", required=False))
 
 

@@ -198,7 +198,7 @@ class RowOptions:
 
     @property
     def given(self) -> list[str]:
-        """The options for rows and columns that the command line has."""
+        """The options for rows and columns that were given on the command line."""
         values = {"--where": self.where, "--columns": self.columns or None, "--limit": self.limit}
         return [name for name, value in values.items() if value is not None]
 
@@ -229,9 +229,10 @@ class RowOptions:
             rows: The rows.
             text: The default columns of the text output.
             base: A folder. Paths below it are printed relative to it in the text output.
-            source: What has a session, or starts one.
+            source: An object that has a session or can start one.
             newest: Whether a limit keeps the last rows, which are few, instead of the first ones.
-            of_metadata: Whether columns with names such as `snapshot_id` hold ids of snapshots, which JSON has as text.
+            of_metadata: Whether columns with names such as `snapshot_id` contain ids of snapshots, which are text in
+                JSON.
 
         Returns:
             Whether there are rows.
@@ -270,7 +271,7 @@ class RowOptions:
         return frame_of(rows, source).where(self.where)
 
     def _named(self, rows: Relation, source: HasSession) -> tuple[list[TextColumn], Relation]:
-        """Return the selected columns, and the rows, as a DataFrame if only Spark finds one of the columns."""
+        """Return the selected columns, and the rows, which become a DataFrame if only Spark can find a column."""
         if not self.columns:
             return [], rows
         import pyarrow as pa
@@ -371,7 +372,7 @@ def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> C
     def with_row_options(as_json: bool, where: str | None, limit: int | None, **arguments: Any) -> Any:
         text = arguments.pop("columns") if columns else None
         options = RowOptions(as_json, tuple(names(text)) if text else (), where, limit)
-        # A command with the flag --files prints rows only with this flag.
+        # A command with the flag --files prints rows only if the flag is set.
         if arguments.get("files") is False and options.given:
             raise click.UsageError(f"{options.given[0]} selects among the rows of --files, which is not given")
         return command(row_options=options, **arguments)

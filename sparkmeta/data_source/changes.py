@@ -30,7 +30,7 @@ def plans_of(options: ReadOptions, table: Table) -> ChangePlans:
 
     Raises:
         InvalidArgumentError: an option is not for changes, or a column is not in the table.
-        ValidationError: a column has the name of one of a changelog.
+        ValidationError: a column has the name of a changelog's column.
     """
     if options.chooses_snapshot and options.branch is None and options.ref is None:
         raise InvalidArgumentError("changes are read of a branch: snapshot-id, tag and as-of-timestamp name none")

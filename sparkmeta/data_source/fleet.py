@@ -31,22 +31,22 @@ def tables_of(options: ReadOptions, catalogs: Catalogs) -> dict[str, Table] | No
         InvalidArgumentError: the rows, a plan or a changelog of many tables are requested.
         NoSuchTableError: the pattern matches no table.
     """
-    place = options.pattern(catalogs)
-    if place is None:
+    catalog_pattern = options.pattern(catalogs)
+    if catalog_pattern is None:
         return None
     if options.table.lower() in (ROWS, PLAN, CHANGELOG):
         raise InvalidArgumentError(f"path is {shown(options.path)}, a pattern: {options.table} is read of one table")
-    return readable_tables(*place, skip_broken=options.skips_broken)
+    return readable_tables(*catalog_pattern, skip_broken=options.skips_broken)
 
 
 class FleetRead(Read):
     """A read of a metadata table of many tables. A task reads a share of a table."""
 
     def __init__(self, options: ReadOptions, tables: Mapping[str, Table]) -> None:
-        name, asked, self.skips = options.table.lower(), options.column_names, options.skips_broken
+        name, requested, self.skips = options.table.lower(), options.column_names, options.skips_broken
         self.planning = {}
         for table_name, table in tables.items():
-            chosen = {"columns": asked} if asked is not None and name in DECODED else {}
+            chosen = {"columns": requested} if requested is not None and name in DECODED else {}
             common = CommonRows.of(table_name, name, table.state, chosen)
             try:
                 read = read_of(options.without_columns(), table)
@@ -61,7 +61,7 @@ class FleetRead(Read):
             raise SparkmetaError(f"{options.path}: none of the tables can be read")
         common, _, needed = next(iter(self.planning.values()))
         row_type = common.row_type(needed)
-        names = row_type.names if asked is None or name in DECODED else [TABLE, *asked]
+        names = row_type.names if requested is None or name in DECODED else [TABLE, *requested]
         self.row_type = selected_type(row_type, names)
 
     def shares(self) -> list[Any]:

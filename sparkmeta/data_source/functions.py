@@ -1,7 +1,7 @@
 """Table functions for SQL: `SELECT * FROM sparkmeta_files('prod.db.events')`, and calls of procedures.
 
-Spark runs them in a Python process without a session, in one task. So they read what the data source reads, and commit
-what needs no job.
+Spark runs them in one task, in a Python process without a session. So they read what the data source reads, and commit
+only changes that need no job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 PREFIX: Final = "sparkmeta_"
-# Arguments that have other names than their options. As in Iceberg's procedures, `table` is the table's name.
+# Arguments whose names differ from their options. As in Iceberg's procedures, `table` is the table's name.
 _OPTIONS: Final = {"table": "path", "name": "table"}
 
 
@@ -55,7 +55,8 @@ class TableFunction:
 
     Attributes:
         name: its name in SQL.
-        parameters: the options that its arguments are by their positions. Other options are named, with `_` for `-`.
+        parameters: the options that positional arguments set, in order. Other options are named arguments, with `_` for
+            `-`.
         fixed: options that the function sets.
         catalogs: the catalogs of Spark's configuration.
     """
@@ -189,13 +190,13 @@ PROCEDURES: Final[dict[str, Callable[..., Any]]] = {
     )
 }  # fmt: skip
 _IN_PYTHON: Final = {"cherrypick_snapshot": "cherry_pick"}
-# As in Iceberg's SQL, these take the current snapshot unless one is named.
+# As in Iceberg's SQL, these use the current snapshot unless another is named.
 _OF_CURRENT: Final = {"create_tag", "replace_tag", "create_branch", "replace_branch"}
 _CALLED: Final = (
     StructType().add("procedure", StringType()).add("committed", BooleanType())
     .add("result", MapType(StringType(), StringType()))
 )  # fmt: skip
-# Operations of `Maintenance`, and what reads the table's manifests: their plan, only their commit, or nothing.
+# Operations of `Maintenance` -> what reads the table's manifests: the plan, only the commit, or nothing.
 _PLAN, _COMMIT, _NOTHING = "plan", "commit", "nothing"
 _MAINTENANCE: Final = {
     "expire_snapshots": _PLAN, "expire_rows": _PLAN, "remove_orphan_files": _PLAN, "rewrite_data_files": _PLAN,
@@ -207,12 +208,12 @@ _MAINTENANCE: Final = {
 
 
 def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: bool) -> dict[str, str]:
-    """Run a procedure on a table, and return what it results in.
+    """Run a procedure on a table, and return its result.
 
     Args:
         table: the table.
         procedure: one of `PROCEDURES`, or an operation of `Maintenance`.
-        arguments: as of Iceberg's procedure.
+        arguments: the arguments, as in Iceberg's procedure.
         commit: whether to commit the change.
 
     Raises:
@@ -250,8 +251,8 @@ def _refuse_large(table: Table, procedure: str, *, commit: bool) -> None:
 
 
 def _needs_jobs(procedure: str, what: str) -> UnsupportedError:
-    of = "maintenance." if procedure in _MAINTENANCE else "manage_snapshots()."
-    instead = f"table.{of}{_IN_PYTHON.get(procedure, procedure)}(...).commit() in Python"
+    accessor = "maintenance." if procedure in _MAINTENANCE else "manage_snapshots()."
+    instead = f"table.{accessor}{_IN_PYTHON.get(procedure, procedure)}(...).commit() in Python"
     return UnsupportedError(f"{what} is not for table functions, which start no jobs of Spark: {instead}")
 
 
@@ -272,7 +273,7 @@ def _changed_refs(
 def _maintained(
     table: Table, operation: Callable[..., Any], arguments: Mapping[str, Any], *, commit: bool
 ) -> dict[str, str]:
-    """Return the numbers of a plan, or what its commit has changed."""
+    """Return the numbers of a plan, or the changes of its commit."""
     # Spark passes timestamps without their zone, in the zone of this process.
     given = {name: value.astimezone() if isinstance(value, datetime) else value for name, value in arguments.items()}
     plan = operation(table.maintenance, **given)
@@ -285,13 +286,13 @@ def _maintained(
 
 def _refuse_misfits(procedure: str, called: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     known = [*signature(called).parameters.values()][1:]
-    names = [each.name for each in known]
+    names = [parameter.name for parameter in known]
     for name in arguments:
         if name not in names:
             raise InvalidArgumentError(f"{procedure} has no argument {name}; arguments are {', '.join(names)}")
-    for each in known:
-        if each.default is Parameter.empty and each.name not in arguments:
-            raise InvalidArgumentError(f"{procedure} needs the argument {each.name}")
+    for parameter in known:
+        if parameter.default is Parameter.empty and parameter.name not in arguments:
+            raise InvalidArgumentError(f"{procedure} needs the argument {parameter.name}")
 
 
 def _calling(catalogs: Catalogs) -> type:

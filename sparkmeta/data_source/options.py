@@ -45,14 +45,14 @@ def option(name: str, doc: str, default: Any = None, allowed: Rule | None = None
     Args:
         name: the name that users give.
         doc: what the option means.
-        default: the value if they don't.
+        default: the value if they give none.
         allowed: the rule of its values, in lower case.
     """
     return field(default=default, metadata={"name": name, "doc": doc, "allowed": allowed})
 
 
 class SourceOptions:
-    """What reads and writes have in common. Subclasses are dataclasses.
+    """The options that reads and writes have in common. Subclasses are dataclasses.
 
     Their fields are made by `option`, or are dicts whose metadata has the `prefix` of the names of options.
     """
@@ -66,15 +66,15 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """Return the options for texts by their names.
+        """Return the options that a mapping of names to texts sets.
 
         Raises:
             InvalidArgumentError: an option is unknown, has an unknown value, or contradicts another one.
             ValidationError: a snapshot property is computed.
         """
         described: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
-        by_name = {each.metadata["name"]: each for each in described if "name" in each.metadata}
-        by_prefix = {each.metadata["prefix"]: each.name for each in described if "prefix" in each.metadata}
+        by_name = {entry.metadata["name"]: entry for entry in described if "name" in entry.metadata}
+        by_prefix = {entry.metadata["prefix"]: entry.name for entry in described if "prefix" in entry.metadata}
         values: dict[str, Any] = {name: {} for name in by_prefix.values()}
         for key, text in options.items():
             name = key.lower()
@@ -109,14 +109,14 @@ class SourceOptions:
         first, _, rest = self.path.partition(".")
         if _NAME.fullmatch(self.path) and _is_catalog(first, catalogs):
             return self._catalog(first, catalogs).load_table(rest)
-        place = absolute(self.path)
+        location = absolute(self.path)
         keys = TableKeys.of(self.properties)
-        io = None if is_local(place) else warehouse_io(self.properties, place)
+        io = None if is_local(location) else warehouse_io(self.properties, location)
         if io is None:
             return open_location(self.path, NoSession(), keys)
-        if is_metadata_file(place):
-            return open_metadata(place, NoSession(), io=io, keys=keys)
-        return open_table(place, NoSession(), IOFiles(io, keys))
+        if is_metadata_file(location):
+            return open_metadata(location, NoSession(), io=io, keys=keys)
+        return open_table(location, NoSession(), IOFiles(io, keys))
 
     def _catalog(self, name: str, catalogs: Catalogs) -> Catalog:
         from sparkmeta.catalog import load_catalog
@@ -161,9 +161,9 @@ class ReadOptions(SourceOptions):
     def __post_init__(self) -> None:
         snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
         choices = [
-            each.metadata["name"]
-            for each in fields(self)
-            if each.name in snapshot and getattr(self, each.name) is not None
+            entry.metadata["name"]
+            for entry in fields(self)
+            if entry.name in snapshot and getattr(self, entry.name) is not None
         ]
         if len(choices) > 1:
             raise InvalidArgumentError(f"{choices[0]} and {choices[1]} each name a snapshot: give one of them")
@@ -194,16 +194,16 @@ class ReadOptions(SourceOptions):
 
         Raises:
             NoSuchSnapshotError: there is none.
-            InvalidArgumentError: an id or time is not one.
+            InvalidArgumentError: an id or a time is invalid.
         """
         return table.state.at(self.scan(table).snapshot())
 
     def scan(self, table: Table) -> Scan:
-        """Return the scan of the chosen snapshot and columns, and with the filter.
+        """Return the scan of the chosen snapshot and columns with the filter.
 
         Raises:
             NoSuchSnapshotError: there is no such snapshot.
-            InvalidArgumentError: an id or time is not one, or a column is unknown.
+            InvalidArgumentError: an id or a time is invalid, or a column is unknown.
             InvalidFilterError: the filter is invalid.
         """
         scan = table.scan(snapshot_id=None if self.snapshot_id is None else whole("snapshot-id", self.snapshot_id))
@@ -243,7 +243,7 @@ def _is_catalog(name: str, catalogs: Catalogs) -> bool:
 
 
 def whole(name: str, text: str) -> int:
-    """Return the whole number that a text of an option has. Raises InvalidArgumentError if it has none."""
+    """Return the text of an option as a whole number. Raises InvalidArgumentError if it is not one."""
     try:
         return int(text)
     except ValueError:
@@ -251,7 +251,7 @@ def whole(name: str, text: str) -> int:
 
 
 def moment(name: str, text: str) -> datetime | int:
-    """Return the time that a text of an option has. Raises InvalidArgumentError if it has none."""
+    """Return the text of an option as a time. Raises InvalidArgumentError if it is not one."""
     if text.strip().lstrip("-").isdecimal():
         return int(text)
     try:

@@ -1,4 +1,4 @@
-"""What `df.write` and `df.writeStream` of the data source do, in processes without a session.
+"""The work of `df.write` and `df.writeStream`, in processes without a session.
 
 One process on the driver plans: it opens the table and checks the schema of the rows. Tasks write data files, by the
 functions of `Table.append`, or send the rows of an upsert. Another process on the driver opens the newest version of
@@ -58,10 +58,10 @@ _log = logging.getLogger(__name__)
 # The query of a task, as Spark names it in the task's context.
 _QUERY: Final = "sql.streaming.queryId"
 UPSERT: Final = "upsert"
-# How often an upsert is tried in all if other commits change the rows that it was compared with.
+# The total number of attempts of an upsert if other commits change the rows that it was compared with.
 _UPSERTS: Final = 4
 DYNAMIC: Final = "dynamic"
-# Arrow bytes of the rows of an upsert, which the driver holds.
+# Maximum Arrow bytes of the rows of an upsert, which the driver holds.
 MOST_UPSERTED: Final = 256 << 20
 
 
@@ -103,9 +103,9 @@ class Report(WriterCommitMessage):
 
     Attributes:
         table: the id of the table.
-        conf: what it knows of the configuration of its session, and the query.
+        conf: the parts of the session's configuration that the task knows, and the query.
         rows: descriptions of its data files; or the rows of an upsert, None if there are none.
-        writer: the writer of its data files, whose names have `name` in them; None for an upsert.
+        writer: the writer of its data files, whose names contain `name`; None for an upsert.
         name: the common part of the names of all data files of the write.
         problem: why its rows can't be written; it has deleted its files then.
     """
@@ -164,7 +164,7 @@ class SinkTasks:
         return SinkTasks(_without_history(table), tuple(schema.names), files)
 
     def report(self, batches: Iterable[pa.RecordBatch]) -> Report:
-        """Write the rows of a task, or take them for an upsert."""
+        """Write the rows of a task, or collect them for an upsert."""
         function = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
         table, conf = self.state.metadata.table_uuid, _conf()
         if self.files is None:
@@ -230,14 +230,14 @@ def refuse_many(size: int, table: str) -> None:
 
 
 def _conf() -> dict[str, str]:
-    """Return what the task's context has of the query and the session."""
+    """Return what the task's context contains about the query and the session."""
     context = TaskContext.get()
     values = {name: context and context.getLocalProperty(name) for name in (_QUERY, *SESSION_WAP)}
     return {name: value for name, value in values.items() if value}
 
 
 def _without_history(table: Table) -> TableState:
-    """Return the table without what grows with its commits. No files are opened through it."""
+    """Return the table without the parts that grow with each commit. No files are opened through it."""
     history = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
     without: dict[str, Any] = {"refs": {}, "current_snapshot_id": None} | {name: [] for name in history}
     return TableState(NoSession(), LocalFiles(), table.metadata.model_copy(update=without), None)
@@ -302,13 +302,13 @@ class Sink:
             transaction.commit()
 
     def abort(self, reports: Sequence[Report | None]) -> None:
-        """Delete the data files of tasks, unless all have ended: a commit has begun then, and deletes what it can."""
+        """Delete the data files of tasks, unless all have ended: then a commit has begun, which deletes what it can."""
         if None not in reports or self.options.mode == UPSERT:
             return
         ended = [report for report in reports if report is not None]
         _discard(ended)
         names = {report.name for report in ended}
-        # The copy that ends a batch of a stream has not planned it.
+        # The copy of the sink that ends a batch of a stream has not planned the batch.
         if (planned := vars(self).get("tasks")) is not None:
             names.add(planned.files.name)
         pattern = ", ".join(f"*-{name}-*" for name in sorted(names)) or "like the files of the table"

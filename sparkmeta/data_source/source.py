@@ -3,8 +3,8 @@
 Spark makes these objects in Python processes without a session. `schema` and `partitions` run in one on the driver, and
 `read` in tasks. `pyspark.sql.datasource` is the interface.
 
-The reader takes no filters from Spark. Spark 4.1 to 4.3 have one plan of a source for all uses of a DataFrame or view,
-the one with the filters that were pushed last, so that another use could get the rows of these filters.
+The reader takes no filters from Spark. Spark 4.1 to 4.3 share one plan of a source among all uses of a DataFrame or
+view: the plan with the filters that were pushed last. Another use could get the rows of these filters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class DataSource(datasource.DataSource):
     def schema(self) -> StructType:
         """Return the type of the rows. Readers then read this version of the table."""
         with worker_call():
-            # Spark does not tell whether this is for a batch or a stream. The type depends on no range of snapshots.
+            # Spark does not tell whether this is for a batch or a stream. The row type does not depend on a range of
+            # snapshots.
             options = replace(StreamOptions.of(self.options), start_snapshot_id=None, end_snapshot_id=None)
             return self._read(options).row_type
 
@@ -88,7 +89,7 @@ class DataSource(datasource.DataSource):
         if self._opened is None and self._many is None:
             tables = tables_of(options, self._catalogs)
             self._many = (
-                None if tables is None else {name: Opened.of(each, each.state) for name, each in tables.items()}
+                None if tables is None else {name: Opened.of(table, table.state) for name, table in tables.items()}
             )
         if self._many is not None:
             return FleetRead(options, {name: opened.open() for name, opened in self._many.items()})
@@ -109,7 +110,7 @@ class _Reader(datasource.DataSourceReader):
             return [datasource.InputPartition(share) for share in self._row_read.shares()]
 
     def read(self, partition: datasource.InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark makes a partition of nothing for a read without shares.
+        # Spark creates an empty partition for a read without shares.
         if partition is None or partition.value is None:
             return
         with worker_call():

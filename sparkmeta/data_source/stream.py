@@ -1,9 +1,9 @@
 """Tables as streams: `spark.readStream.format("sparkmeta")` reads appended rows or changelogs.
 
 Spark makes the reader in a Python process on the driver, which plans batches and lives as long as the query, and in
-tasks. `pyspark.sql.datasource` is the interface. Spark 4.2 and newer tell a source where a batch starts and what
-limits it. Older Sparks ask only for the end of a batch. When a query restarts, they tell the reader where the last
-batch ended; it remembers this.
+tasks. `pyspark.sql.datasource` is the interface. Spark 4.2 and newer tell a source where a batch starts and what limits
+it. Older versions ask only for the end of a batch. When a query restarts, they tell the reader where the last batch
+ended, and the reader remembers it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if find_spec("pyspark.sql.streaming.datasource") is not None:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _VERSION: Final = 1
-# What a range of snapshots raises that the table does not have.
+# The errors for a range of snapshots that the table does not have.
 _LOSSES: Final = (NoSuchSnapshotError, ValidationError)
 _MEND: Final = (
     "start a new query with a new checkpoint, from a snapshot by start-snapshot-id or from all rows without it; "
@@ -85,7 +85,7 @@ class StreamOptions(ReadOptions):
     max_bytes: str | None = option("streaming-max-bytes-per-micro-batch", "The most bytes of the files of a batch.")
 
     def check(self) -> None:
-        """Raise InvalidArgumentError for options that no stream has, or contradict each other."""
+        """Raise InvalidArgumentError for options that don't apply to streams, or contradict each other."""
         if self.table.lower() not in (ROWS, CHANGELOG):
             raise InvalidArgumentError(f"table is {shown(self.table)}: a stream is of {ROWS} or {CHANGELOG}")
         if self.end_snapshot_id is not None:
@@ -150,7 +150,7 @@ class Offset:
         position: the number of its units that were read; None for all.
         is_whole: whether the units cover all rows of the snapshot, not only its changes; see `ChangedSnapshot`.
         plan: what the units depend on besides the snapshot.
-        from_millis: the time before which snapshots are passed over, until one from it or later was read.
+        from_millis: the time before which snapshots are skipped, until a snapshot from this time or later was read.
     """
 
     snapshot_id: int | None
@@ -161,8 +161,8 @@ class Offset:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form in Spark's checkpoint."""
-        known = {each.name: getattr(self, each.name) for each in fields(self)}
-        defaults = {each.name: each.default for each in fields(self)}
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
         chosen = {name: value for name, value in known.items() if name == "snapshot_id" or value != defaults[name]}
         return {"version": _VERSION, **chosen}
 
@@ -178,13 +178,13 @@ class Offset:
 
 @dataclass
 class _Budget:
-    """What a batch may still have. A batch has at least one unit."""
+    """The rest of a batch's limits. A batch has at least one unit."""
 
     limits: dict[str, int]
     is_empty: bool = True
 
     def units(self, changes: SnapshotChanges, start: int) -> int:
-        """Return how many units from `start` fit, and take them. All fit or none if the snapshot is mixed."""
+        """Return how many units from `start` fit, and count them as used. If the snapshot is mixed, all or none fit."""
         costs = {
             "files": changes.file_counts, "rows": changes.totals("record_count"),
             "bytes": changes.totals("file_size_in_bytes"),
@@ -192,9 +192,9 @@ class _Budget:
         stop, together = start, len(changes) - start if changes.is_mixed else 1
         while stop < len(changes):
             needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.limits}
-            if not self.is_empty and any(needed[name] > left for name, left in self.limits.items()):
+            if not self.is_empty and any(needed[name] > remaining for name, remaining in self.limits.items()):
                 break
-            self.limits = {name: left - needed[name] for name, left in self.limits.items()}
+            self.limits = {name: remaining - needed[name] for name, remaining in self.limits.items()}
             self.is_empty = False
             stop += together
         return stop - start
@@ -216,7 +216,7 @@ class _Source:
         """Load the table again.
 
         Raises:
-            InvalidArgumentError: a column of the stream is not in the table any more, or has another type.
+            InvalidArgumentError: the table lacks a column of the stream, or has it with another type.
         """
         known, self._table = self._table.metadata_location, self._table.refresh()
         if self._table.metadata_location != known:
@@ -231,7 +231,7 @@ class _Source:
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
-        """Name what mends a stream whose columns the table does not have any more."""
+        """Add to errors how to mend a stream whose columns the table has lost."""
         try:
             yield
         except (InvalidArgumentError, InvalidFilterError) as error:
@@ -257,7 +257,7 @@ class _Source:
     def pending(self, start: Offset, end_id: int | None) -> list[ChangedSnapshot]:
         """Return the snapshots after an offset and up to a snapshot, oldest first.
 
-        The first one is the offset's if this was read in part.
+        The first one is the offset's own snapshot if it was read only in part.
         """
         metadata, millis = self._table.metadata, start.from_millis
         if end_id is None:
@@ -296,10 +296,10 @@ class _Source:
                 since the start are lost.
         """
         end, limits = start, self._options.limits if limited else {}
-        budget, places = _Budget(limits), [*self._places(start, end_id)]
-        if not places and start.from_millis is not None:
+        budget, steps = _Budget(limits), [*self._unread_steps(start, end_id)]
+        if not steps and start.from_millis is not None:
             return start if end_id is None else replace(start, snapshot_id=end_id)
-        for step, first in places:
+        for step, first in steps:
             if (refusal := self._refusal(step)) is not None:
                 if end == start:
                     raise refusal
@@ -317,7 +317,7 @@ class _Source:
         """Divide a batch among tasks."""
         self._refuse_other_plan(end)
         ranges: list[tuple[ChangedSnapshot, int, int | None]] = []
-        for step, first in self._places(start, end.snapshot_id):
+        for step, first in self._unread_steps(start, end.snapshot_id):
             if (refusal := self._refusal(step)) is not None:
                 raise refusal
             self._changes(step)
@@ -338,11 +338,11 @@ class _Source:
                 f"table and filter {shown(offset.plan)}, not {shown(self.plan)}: keep them until it has read all"
             )
 
-    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[ChangedSnapshot, int]]:
+    def _unread_steps(self, start: Offset, end_id: int | None) -> Iterator[tuple[ChangedSnapshot, int]]:
         """Yield the steps of `pending`, each with its first unit that was not read."""
         self._refuse_other_plan(start)
-        for place, step in enumerate(self.pending(start, end_id)):
-            yield step, (start.position or 0) if place == 0 else 0
+        for index, step in enumerate(self.pending(start, end_id)):
+            yield step, (start.position or 0) if index == 0 else 0
 
     def _changes(self, step: ChangedSnapshot) -> SnapshotChanges | None:
         with self._lost(step.snapshot.parent_snapshot_id, by=(NoSuchSnapshotError,)):
@@ -364,11 +364,11 @@ class _Source:
 
     @contextmanager
     def _lost(self, snapshot_id: int | None, *, by: tuple[type[SparkmetaError], ...] = _LOSSES) -> Iterator[None]:
-        """Name what mends a stream whose next changes can't be read.
+        """Add to errors how to mend a stream whose next changes can't be read.
 
         Args:
             snapshot_id: the last snapshot that was read.
-            by: the errors that say so, or whose causes do.
+            by: the types of such errors, or of their causes.
         """
         try:
             yield
@@ -382,7 +382,7 @@ class _Source:
 
 
 def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[ChangedSnapshot]:
-    """Return the first snapshot from a time or later and all after it."""
+    """Return the first snapshot from a time or later, and all snapshots after it."""
     return [*map(ChangedSnapshot, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
 
 
@@ -420,7 +420,7 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
             return self._source.initial().to_dict()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch. Older Sparks give no arguments."""
+        """Return the end of the next batch. Older versions of Spark pass no arguments."""
         with worker_call():
             source = self._refreshed()
             begin = Offset.of(start) if start is not None else self._read_up_to or source.initial()
@@ -442,14 +442,14 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
     # -- Spark 4.2 and newer ----------------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """Return a limit, which stands for all limits of the options, or that there is none."""
+        """Return a limit that stands for all limits of the options, or no limit."""
         makers = {"files": limits.ReadMaxFiles, "rows": limits.ReadMaxRows, "bytes": limits.ReadMaxBytes}
         for name, limit in self._options.limits.items():
             return makers[name](limit)
         return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let the query end with the newest snapshot of now."""
+        """Let the query end with the snapshot that is the newest at this time."""
         with worker_call():
             self._target = [self._refreshed().head()]
 

@@ -1,8 +1,8 @@
-"""What the data source reads, in a process without a session: metadata tables, plans and rows.
+"""The reads of the data source in a process without a session: metadata tables, plans and rows.
 
-A read is dealt to tasks in shares. One process opens the table and returns the row type and the shares. Others open the
-same metadata file and make the rows of a share in Arrow, with the functions of `table.inspect.arrow` and
-`Scan.arrow.plan_files`.
+A read is divided into shares for tasks. One process opens the table and returns the row type and the shares. Other
+processes open the same metadata file and make the rows of a share in Arrow, with the functions of `table.inspect.arrow`
+and `Scan.arrow.plan_files`.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ _ALL_CONTENTS: Final = {
     "all_data_files": ContentType.DATA_MANIFEST,
     "all_delete_files": ContentType.DELETE_MANIFEST,
 }
-# The most entries of a share; a share has at least one manifest.
+# Maximum number of entries of a share. A share has at least one manifest.
 SHARE_ENTRIES: Final = 50_000
 BATCH_ROWS: Final = 10_000
-"""The most rows of a batch that Spark gets."""
+"""The maximum number of rows of a batch for Spark."""
 WHOLE: Final = "whole"
-"""The share of a read that is not dealt."""
+"""The share of a read that is not divided."""
 
 
 class Read(ABC):
-    """A read. It is pickled for tasks, without what only the planning process needs.
+    """A read. It is pickled for tasks without the attributes that only the planning process needs.
 
     Attributes:
         row_type: the type of all of its columns.
@@ -130,7 +130,7 @@ def read_of(options: ReadOptions, table: Table) -> Read:
 
 
 class MetadataRead(Read):
-    """A read of a metadata table. Tables of many files and entries are dealt to several tasks."""
+    """A read of a metadata table. Tables of many files and entries are divided among several tasks."""
 
     def __init__(self, name: str, table: Table, state: TableState, columns: list[str] | None) -> None:
         self.name = name
@@ -284,7 +284,7 @@ def field_of(row_type: StructType, name: str) -> Any:
 
 
 def refuse_misfits(row_type: StructType, schema: StructType) -> None:
-    """Raise InvalidArgumentError if a schema has a column that the rows lack, or have with another type."""
+    """Raise InvalidArgumentError if the rows lack a column of a schema, or have it with another type."""
     for field in schema.fields:
         known = field_of(row_type, field.name)
         if known.dataType.simpleString() != field.dataType.simpleString():
@@ -293,7 +293,7 @@ def refuse_misfits(row_type: StructType, schema: StructType) -> None:
 
 
 def spark_batches(tables: Iterable[pa.Table], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Spark takes them from a data source.
+    """Yield rows in the form that Spark accepts from a data source.
 
     Args:
         tables: rows with the columns of the schema and possibly others.
@@ -314,4 +314,4 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
     """Cut manifests into shares of few entries."""
     entries = estimated_entry_counts(listed, size).to_pylist()
     shares = packed(range(len(listed)), SHARE_ENTRIES, entries.__getitem__)
-    return [listed.slice(places[0], len(places)) for places in shares]
+    return [listed.slice(rows[0], len(rows)) for rows in shares]

@@ -1,6 +1,6 @@
-"""What a run of maintenance tells other systems: events of OpenLineage, and metrics in Prometheus' text format.
+"""Report runs of maintenance to other systems: OpenLineage events, and metrics in Prometheus' text format.
 
-A system that can't be reached is logged, and does not stop the run, which sends it nothing more.
+If a system can't be reached, this is logged, and the run continues without sending it anything more.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Lineage:
     """Sends the events of jobs that commit to an OpenLineage endpoint, or appends them to a file.
 
     Attributes:
-        target: the URL that takes events, such as `http://marquez:5000/api/v1/lineage`, or a local file. The
-            environment variable `OPENLINEAGE_API_KEY` may have the key of the endpoint.
+        target: the URL that receives events, such as `http://marquez:5000/api/v1/lineage`, or a local file. The
+            environment variable `OPENLINEAGE_API_KEY` may contain the endpoint's key.
     """
 
     target: str

@@ -74,7 +74,7 @@ _WORSE = 1.2
 
 @dataclass(frozen=True)
 class TableHealth:
-    """The health of a table in numbers and findings, without what was read of it.
+    """The health of a table in numbers and findings, without the data from which they were computed.
 
     Attributes:
         table: its name.
@@ -82,7 +82,7 @@ class TableHealth:
         findings: its findings.
         error: why it could not be examined; None if it was.
         seconds: the time to load and examine it.
-        page: the compressed page of its own.
+        page: the compressed page of the table.
     """
 
     table: str
@@ -157,16 +157,16 @@ class Examined:
     def headline(self) -> str:
         """The result in one line."""
         failed = sum(table.error is not None for table in self.tables)
-        needy = sum(bool(table.findings) for table in self.tables)
+        unhealthy = sum(bool(table.findings) for table in self.tables)
         errors = f", {failed:,} can't be examined" if failed else ""
-        needs = "needs" if needy == 1 else "need"
-        return f"{self.catalog}: {counted(len(self.tables), 'table')}, {needy:,} {needs} maintenance{errors}"
+        needs = "needs" if unhealthy == 1 else "need"
+        return f"{self.catalog}: {counted(len(self.tables), 'table')}, {unhealthy:,} {needs} maintenance{errors}"
 
     def worse(self) -> dict[str, list[str]]:
         """Return what got worse since the newest earlier run of each table, by the names of tables.
 
-        This is an error where there was none, a new finding, or a finding that concerns over a fifth more items.
-        Tables without an earlier run, and without a change for the worse, are left out.
+        A change for the worse is a new error, a new finding, or a finding that concerns over a fifth more items. Tables
+        without an earlier run or such a change are left out.
         """
         past = {} if self.past is None else self.past.rows
         changes = {table.table: _worse(table, past[table.table]) for table in self.tables if table.table in past}
@@ -188,7 +188,7 @@ def _worse(table: TableHealth, before: Mapping[str, Any]) -> list[str]:
 
 
 def rank(table: TableHealth) -> tuple[Any, ...]:
-    """Return the place of a table in the order of tables: errors first, then by severity, findings and files."""
+    """Return the sort key of a table: errors first, then by severity, findings and files."""
     return _ORDER.index(table.severity), -len(table.findings), -(table.figures.get("data_files") or 0), table.table
 
 

@@ -1,4 +1,4 @@
-"""Write figures in Prometheus' text format, and files that are whole at any time."""
+"""Write figures in Prometheus' text format, and replace files atomically."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def gauges(values: Mapping[str, tuple[str, Iterable[tuple[Mapping[str, str], flo
         values: name -> what it counts, and its values with their labels.
     """
     lines = []
-    for name, (about, samples) in values.items():
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
+    for name, (help_text, samples) in values.items():
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
         lines += [f"{name}{{{_labels(labels)}}} {value}" if labels else f"{name} {value}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
@@ -29,7 +29,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file in place of an earlier one. Readers see either one whole."""
+    """Replace a file atomically. Readers see the whole old file or the whole new one."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -81,19 +81,19 @@ class FleetHealth(Examined):
     def to_prometheus(self) -> str:
         """Return the figures and findings in Prometheus' text format, such as for node_exporter's text files."""
         samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-        abouts = {**FIGURES, "finding_items": "manifests, files or other objects that a finding concerns",
+        help_texts = {**FIGURES, "finding_items": "manifests, files or other objects that a finding concerns",
                   "examination_failed": "1 if the table could not be examined"}  # fmt: skip
         for table in self.tables:
-            of = {"catalog": self.catalog, "table": table.table}
+            table_labels = {"catalog": self.catalog, "table": table.table}
             known = {name: value for name, value in table.figures.items() if value is not None}
             for name, value in {**known, "examination_failed": int(table.error is not None)}.items():
-                samples.setdefault(name, []).append((of, value))
+                samples.setdefault(name, []).append((table_labels, value))
             for finding in table.findings:
-                labels = {**of, "finding": finding.finding, "severity": finding.severity}
+                labels = {**table_labels, "finding": finding.finding, "severity": finding.severity}
                 samples.setdefault("finding_items", []).append((labels, finding.items))
         values = {
-            f"sparkmeta_table_{name}": (f"The {about}.", samples[name])
-            for name, about in abouts.items()
+            f"sparkmeta_table_{name}": (f"The {help_text}.", samples[name])
+            for name, help_text in help_texts.items()
             if name in samples
         }
         moment = ({"catalog": self.catalog}, round(self.examined_at.timestamp(), 3))
@@ -104,7 +104,7 @@ class FleetHealth(Examined):
         return page(self)
 
     def save(self, path: str | Path, kind: str | None = None) -> None:
-        """Write the result to a local file, in place of an earlier one. The file is whole at any time.
+        """Write the result to a local file, which is replaced atomically.
 
         Args:
             path: the file.

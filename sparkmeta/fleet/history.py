@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TIME: Final = "examined_at"
 _SCHEMA: Final = pa.schema([pa.field(_TIME, pa.timestamp("us", "UTC")), *ROWS])
-# The runs before this one whose figures are drawn.
+# The number of earlier runs whose figures are drawn.
 _MOST_RUNS = 29
 
 
@@ -61,7 +61,7 @@ def _last_rows(table: Table) -> pa.Table:
     """Return the rows of the last runs, without reading the files of earlier ones."""
     metrics = table.inspect.arrow.data_files(columns=[f"readable_metrics.{_TIME}"]).column(0).combine_chunks()
     bounds = [pc.struct_field(metrics, [_TIME, name]) for name in ("lower_bound", "upper_bound")]
-    # A file has one run or, after a rewrite, several; its bounds are the first and the last.
+    # A file has one run or, after a rewrite, several. Its bounds are the times of the first and the last.
     times = sorted({time for bound in bounds for time in bound.to_pylist() if time is not None})
     since = times[-_MOST_RUNS:][:1]
     scan = table.scan(f"{_TIME} >= '{since[0].isoformat()}'" if since else "true")

@@ -65,7 +65,7 @@ _Columns = dict[str, tuple[StructField, "Sql"]]
 
 @dataclass(frozen=True)
 class CommonRows:
-    """Makes rows of a table's metadata table that have the same columns for all tables.
+    """Converts the rows of a table's metadata table to columns that all tables share.
 
     The first column is the name of the table. Partitions are JSON objects, without nulls. Structs of the table's own
     columns, such as `readable_metrics`, are left out.
@@ -84,21 +84,21 @@ class CommonRows:
 
     @staticmethod
     def of(table: str, name: str, state: TableState, options: Mapping[str, Any]) -> CommonRows:
-        """Return what makes the rows of a table."""
+        """Return the conversion of the rows of a table."""
         kinds = {part.name: part.field_type for part in state.types.partition_type.fields}
         return CommonRows(table, name, kinds, options)
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """The options for this table: one without partitions has no such column."""
-        asked = self.options.get("columns")
-        if asked is None or self.kinds:
+        """The options for this table: an unpartitioned table has no column `partition`."""
+        requested = self.options.get("columns")
+        if requested is None or self.kinds:
             return dict(self.options)
-        instead = {_PARTITION: "spec_id", f"{_DATA_FILE}.{_PARTITION}": f"{_DATA_FILE}.spec_id"}
-        return {**self.options, "columns": [*dict.fromkeys(instead.get(column, column) for column in asked)]}
+        replacements = {_PARTITION: "spec_id", f"{_DATA_FILE}.{_PARTITION}": f"{_DATA_FILE}.spec_id"}
+        return {**self.options, "columns": [*dict.fromkeys(replacements.get(column, column) for column in requested)]}
 
     def row_type(self, row_type: StructType) -> StructType:
-        """Return the type of the rows that `rows` makes of rows of a type."""
+        """Return the type of the rows that `rows` returns for rows of a type."""
         return StructType([StructField(TABLE, StringType()), *(kind for kind, _ in self._columns(row_type))])
 
     def rows(self, rows: Rows, row_type: StructType) -> Rows:
@@ -138,14 +138,14 @@ class CommonRows:
         for before, kind in _OF_SOME.get(self.name, ()) if is_file else ():
             if kind.name not in columns:
                 empty = sql.lit("{}") if kind is _TEXT else sql.lit(None).cast(kind.dataType.simpleString())
-                items, place = [*columns.items()], [*columns].index(before) + 1 if before in columns else 0
-                columns = dict([*items[:place], (kind.name, (kind, empty)), *items[place:]])
-        return {name: column for name, column in columns.items() if self._is_asked(f"{above}{name}")}
+                items, index = [*columns.items()], [*columns].index(before) + 1 if before in columns else 0
+                columns = dict([*items[:index], (kind.name, (kind, empty)), *items[index:]])
+        return {name: column for name, column in columns.items() if self._is_requested(f"{above}{name}")}
 
-    def _is_asked(self, path: str) -> bool:
-        asked = self.options.get("columns")
-        return asked is None or any(
-            f"{column}.".startswith(f"{path}.") or f"{path}.".startswith(f"{column}.") for column in asked
+    def _is_requested(self, path: str) -> bool:
+        requested = self.options.get("columns")
+        return requested is None or any(
+            f"{column}.".startswith(f"{path}.") or f"{path}.".startswith(f"{column}.") for column in requested
         )
 
     def _json(self, path: str, names: Iterable[str]) -> Sql:
@@ -161,7 +161,7 @@ class CommonRows:
 
 
 @dataclass(frozen=True)
-class _Later:
+class _Deferred:
     """A table that a task reads."""
 
     common: CommonRows
@@ -170,20 +170,20 @@ class _Later:
 
 @dataclass(frozen=True)
 class _Tasks:
-    """Reads tables in tasks, which get their places."""
+    """Reads tables in tasks, given by their indices."""
 
-    tables: tuple[_Later, ...]
+    tables: tuple[_Deferred, ...]
     skip_broken: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for place in batch.column("place").to_pylist():
-                later = self.tables[place]
+            for index in batch.column("index").to_pylist():
+                table = self.tables[index]
                 try:
-                    rows = metadata_rows(InspectRows(later.opened.state(), later.opened.location), later.common)
-                    yield from later.common.rows(rows.table(), rows.row_type).to_batches()
+                    rows = metadata_rows(InspectRows(table.opened.state(), table.opened.location), table.common)
+                    yield from table.common.rows(rows.table(), rows.row_type).to_batches()
                 except SparkmetaError as error:
-                    _leave_out(later.common.table, error, skip_broken=self.skip_broken)
+                    _leave_out(table.common.table, error, skip_broken=self.skip_broken)
 
 
 def metadata_rows(tables: InspectRows, common: CommonRows) -> MetadataRows:
@@ -283,7 +283,7 @@ class FleetTables(ABC, Generic[T]):
 def each_table(
     catalog: Tables, pattern: str, spark: SparkSession | None, skip_broken: bool, read: Callable[[str, Table], ResultT]
 ) -> Iterator[ResultT]:
-    """Yield the results of a function for the names of tables and the tables, which are opened side by side.
+    """Yield the results of a function of each table's name and the table. Tables are opened side by side.
 
     Args:
         catalog: the catalog.
@@ -359,28 +359,28 @@ class InspectTables(FleetTables[DataFrame]):
 
     def _read(self, name: str, pattern: str, skip_broken: bool, options: Mapping[str, Any]) -> DataFrame:
         spark = self._catalog.sessions.for_caller(self._spark).get()
-        held = 0
+        row_count = 0
 
-        def of_table(table: str, opened: Table) -> pa.Table | DataFrame | _Later:
-            nonlocal held
+        def of_table(table: str, opened: Table) -> pa.Table | DataFrame | _Deferred:
+            nonlocal row_count
             state = opened.state
             common = CommonRows.of(table, name, state, options)
-            if held > MOST_ENTRIES and state.access.tasks is not None and _is_small(state):
-                return _Later(common, Opened.of(opened, state))
+            if row_count > MOST_ENTRIES and state.access.tasks is not None and _is_small(state):
+                return _Deferred(common, Opened.of(opened, state))
             rows = metadata_rows(InspectRows(state, opened.metadata_location), common)
             read = common.rows(rows.relation(), rows.row_type)
-            held += len(read) if isinstance(read, pa.Table) else 0
+            row_count += len(read) if isinstance(read, pa.Table) else 0
             return read
 
         results = [*each_table(self._catalog, pattern, self._spark, skip_broken, of_table)]
         tables = [rows for rows in results if isinstance(rows, pa.Table)]
-        later = tuple(rows for rows in results if isinstance(rows, _Later))
-        frames = [rows for rows in results if not isinstance(rows, pa.Table | _Later)]
-        if later:
+        deferred = tuple(rows for rows in results if isinstance(rows, _Deferred))
+        frames = [rows for rows in results if not isinstance(rows, pa.Table | _Deferred)]
+        if deferred:
             kind = spark_schema(tables[0].schema)
-            places = local_frame(spark, pa.table({"place": pa.array(range(len(later)), pa.int32())}))
-            spread = places.repartition(read_tasks(spark, len(later)))
-            frames.append(map_arrow(spread, _Tasks(later, skip_broken), kind))
+            indices = local_frame(spark, pa.table({"index": pa.array(range(len(deferred)), pa.int32())}))
+            spread = indices.repartition(read_tasks(spark, len(deferred)))
+            frames.append(map_arrow(spread, _Tasks(deferred, skip_broken), kind))
         if tables:
             frames.insert(0, local_frame(spark, pa.concat_tables(tables)))
         return at_most_one(frames)[0]

@@ -38,34 +38,34 @@ ALWAYS = "always"
 
 _DURATION_TEXT = re.compile(r"(\d+)\s*(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-# DataFrames and snapshots are not for configurations.
+# Configurations can't contain DataFrames or snapshots.
 _NOT_CONFIGURABLE = {"files", "snapshot_id", "snapshot_ids"}
 
 
 _Options = Mapping[str, Any]
 
 
-def _of_all(_table: Table, _options: _Options) -> bool:
+def _suits_all(_table: Table, _options: _Options) -> bool:
     return True
 
 
-def _of_trees(table: Table, _options: _Options) -> bool:
+def _has_tree(table: Table, _options: _Options) -> bool:
     return has_tree(table.metadata)
 
 
-def _of_lists(table: Table, _options: _Options) -> bool:
+def _has_lists(table: Table, _options: _Options) -> bool:
     return not has_tree(table.metadata) and table.format_version < 4
 
 
-def _takes_rows(table: Table, _options: _Options) -> bool:
+def _accepts_rows(table: Table, _options: _Options) -> bool:
     return has_tree(table.metadata) or table.format_version < 4
 
 
 def _has_deletes(table: Table, options: _Options) -> bool:
-    return _takes_rows(table, options) and table.format_version > 1
+    return _accepts_rows(table, options) and table.format_version > 1
 
 
-def _of_earlier_version(table: Table, options: _Options) -> bool:
+def _is_earlier_version(table: Table, options: _Options) -> bool:
     return can_upgrade(table.metadata, options["format_version"])
 
 
@@ -100,7 +100,7 @@ class Job:
 
     name: str
     by_plan: bool = False
-    suits: Callable[[Table, _Options], bool] = _of_all
+    suits: Callable[[Table, _Options], bool] = _suits_all
     reads: Callable[[Any], int] = _no_bytes
 
     @property
@@ -111,7 +111,9 @@ class Job:
     @property
     def options(self) -> dict[str, str]:
         """The names of its options -> their annotated types."""
-        named = {each.name: str(each.type) for each in option_fields(self.kind) if each.name not in _NOT_CONFIGURABLE}
+        named = {
+            option.name: str(option.type) for option in option_fields(self.kind) if option.name not in _NOT_CONFIGURABLE
+        }
         return {**named, ALWAYS: "bool"}
 
     def check_types(self, options: Mapping[str, Any], place: str) -> None:
@@ -151,7 +153,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _NoOptions(Options):
-    """The options of a job that has none."""
+    """The options of a job without options."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +180,15 @@ class Check(Job):
 
 JOBS = (
     Check(),
-    Job("upgrade", by_plan=True, suits=_of_earlier_version),
-    Job("downgrade", by_plan=True, suits=_of_trees),
-    Job("expire_rows", by_plan=True, suits=_takes_rows, reads=_other_bytes),
+    Job("upgrade", by_plan=True, suits=_is_earlier_version),
+    Job("downgrade", by_plan=True, suits=_has_tree),
+    Job("expire_rows", by_plan=True, suits=_accepts_rows, reads=_other_bytes),
     Job("convert_equality_deletes", suits=_has_deletes, reads=_all_bytes),
-    Job("rewrite_data_files", suits=_takes_rows, reads=_all_bytes),
+    Job("rewrite_data_files", suits=_accepts_rows, reads=_all_bytes),
     Job("rewrite_position_delete_files", suits=_has_deletes, reads=_all_bytes),
     Job("remove_dangling_deletes", suits=_has_deletes),
-    Job("compact_manifests", suits=_of_trees, reads=_all_bytes),
-    Job("rewrite_manifests", suits=_of_lists, reads=_all_bytes),
+    Job("compact_manifests", suits=_has_tree, reads=_all_bytes),
+    Job("rewrite_manifests", suits=_has_lists, reads=_all_bytes),
     Job("expire_snapshots", by_plan=True),
     Job("remove_orphan_files", by_plan=True),
     Job("compute_partition_stats", by_plan=True, suits=_has_partitions),

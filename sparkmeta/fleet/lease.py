@@ -1,7 +1,7 @@
 """Leases on the maintenance of tables, so that two runs don't do the same work.
 
-A lease is a table property with the run and the end of its time. Without it, two runs would do no harm: one of them
-would lose its commits. A run that was killed leaves its leases, which end by themselves.
+A lease is a table property that names the run and the time at which the lease ends. Without leases, two runs would do
+no harm: one of them would lose its commits. The leases of a killed run end by themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 LEASE: Final = "sparkmeta.maintenance.lease"
-"""The table property of a lease: the run, and the end of its time."""
+"""The table property of a lease: the run, and the time at which the lease ends."""
 LONGEST: Final = timedelta(days=1)
 """The longest duration of a lease. A property with a later end is no lease."""
 
@@ -49,7 +49,7 @@ class Lease:
         """Take the lease of a table, or extend it, and return the table.
 
         Raises:
-            LeasedError: another run has it.
+            LeasedError: another run holds the lease.
         """
         now = datetime.now(UTC)
         run_id, end = lease_of(table.metadata.properties)
@@ -58,13 +58,13 @@ class Lease:
         return commit_steps(table, [_Take(self.run_id, now, now + self.duration)])
 
     def give_back(self, table: TableT) -> TableT:
-        """End the lease of this run on a table, and return the table. A lease that has ended stays as it is."""
+        """End the lease of this run on a table, and return the table. A lease that has ended stays unchanged."""
         step = _GiveBack(self.run_id, datetime.now(UTC))
         return commit_steps(table, [step]) if step.has_lease(table.metadata) else table
 
 
 def lease_of(properties: Mapping[str, str]) -> tuple[str, datetime]:
-    """Return the run that has the lease of a table, and its end. Without a lease, or a valid one, it has ended."""
+    """Return the run that holds the lease of a table, and its end, which has passed if there is no valid lease."""
     run_id, _, text = properties.get(LEASE, "").partition(" ")
     try:
         end = datetime.fromisoformat(text)
@@ -96,7 +96,7 @@ class _GiveBack:
     now: datetime
 
     def has_lease(self, metadata: TableMetadata) -> bool:
-        """Return whether the run has the lease of a table."""
+        """Return whether the run holds the lease of a table."""
         run_id, end = lease_of(metadata.properties)
         return run_id == self.run_id and end > self.now
 

@@ -1,4 +1,4 @@
-"""Limits of a run: how much it does at once, how much in all, and when."""
+"""The limits of a run: how much it does at once and in total, and when."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class RunLimits:
     Attributes:
         side_by_side: the number of tables that are maintained at once.
         max_bytes_in_flight: the bytes that jobs read at once to rewrite them. A larger job runs alone.
-        max_bytes: the bytes that the run reads to rewrite them. A job that would pass it is deferred; the first is not.
+        max_bytes: the bytes that the run reads to rewrite them. A job that would exceed this limit is deferred, unless
+            it is the first.
         max_time: no job begins later than this after all tables were examined.
         window: jobs begin only in this time of the day.
         lease: how long a lease on a table lasts; None to take none.
@@ -96,9 +97,9 @@ class Budget:
 
     @contextmanager
     def reading(self, size: int) -> Iterator[str | None]:
-        """Wait until a job may read so many bytes; yield why it may not begin, or None.
+        """Wait until a job may read so many bytes; yield why it may not begin, or None if it may.
 
-        The first job may pass `max_bytes`. The bytes of a job that fails don't count.
+        The first job may exceed `max_bytes`. The bytes of a job that fails don't count.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.is_stopped or self._fits(size))

@@ -90,7 +90,7 @@ class Listing:
         return listing
 
     def exact(self, name: str) -> list[Identifier]:
-        """Return the identifiers that a name means, if it has no wildcards or is the name of an existing table."""
+        """Return the identifiers that a name stands for, if it has no wildcards or is the name of an existing table."""
         listed = [identifier for identifier in self.tables if ".".join(identifier) == name]
         return listed if listed or has_wildcard(name) else [tuple(name.split("."))]
 

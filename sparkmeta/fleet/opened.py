@@ -26,9 +26,9 @@ class Opened:
 
     @staticmethod
     def of(table: Table, state: TableState) -> Opened:
-        """Return what opens a table at the snapshot of a state."""
+        """Return the description of a table at the snapshot of a state."""
         reader = state.access.tasks
-        assert reader is not None  # a table without a session is opened by Python
+        assert reader is not None  # Python opens the files of a table without a session
         return Opened(table.metadata_location, reader, None if state.snapshot is None else state.snapshot.snapshot_id)
 
     def open(self) -> Table:

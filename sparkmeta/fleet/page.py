@@ -1,7 +1,7 @@
 """The page of many tables: a ranking, and the page of each table behind it.
 
 It is one HTML document without scripts, links or other files. Radio buttons choose the column that sorts the ranking:
-each row has its place in the order of each column as a custom property of CSS, and the chosen one is its `order`.
+for each column, a row has its rank as a custom property of CSS, and the chosen property becomes its `order`.
 """
 
 from __future__ import annotations
@@ -137,16 +137,16 @@ def figure(table: TableHealth, key: str) -> float | None:
 
 
 def _rows(health: Examined, has_pages: bool) -> Iterator[str]:
-    places: list[dict[str, int]] = [{} for _ in health.tables]
+    orders_by_table: list[dict[str, int]] = [{} for _ in health.tables]
     for key in _SORTABLE[1:]:
 
-        def rank(place: int, key: str = key) -> Any:
-            table = health.tables[place]
+        def rank(index: int, key: str = key) -> Any:
+            table = health.tables[index]
             return table.table if key == "table" else -(figure(table, key) or 0)
 
-        for order, place in enumerate(sorted(range(len(places)), key=rank)):
-            places[place][key] = order
-    for number, (table, orders) in enumerate(zip(health.tables, places, strict=True)):
+        for order, index in enumerate(sorted(range(len(orders_by_table)), key=rank)):
+            orders_by_table[index][key] = order
+    for number, (table, orders) in enumerate(zip(health.tables, orders_by_table, strict=True)):
         style = ";".join(f"--{key}:{order}" for key, order in orders.items())
         values = [(figure(table, key), show) for key, (_, show) in _NUMBERS.items()] if table.error is None else []
         cells = "".join(f'<span class="n">{"" if value is None else show(value)}</span>' for value, show in values)
@@ -175,7 +175,7 @@ def _worse(health: Examined) -> Iterator[str]:
 
 
 def _trends(table: TableHealth, health: Examined) -> Iterator[str]:
-    """Yield the figures of a table over the last runs, as far as they were ever more than 0."""
+    """Yield the figures of a table over the last runs, without figures that were always 0."""
     if health.past is None or not (rows := health.past.trends.get(table.table)):
         return
     runs = [*rows, table.row()]
@@ -190,7 +190,7 @@ def _trends(table: TableHealth, health: Examined) -> Iterator[str]:
 
 
 def _behind(table: TableHealth, has_page: bool) -> Iterator[str]:
-    """Yield what is behind the row of a table."""
+    """Yield what a click on the row of a table shows."""
     if table.error is not None:
         yield f'<section class="finding"><h2>{_text(table.table)}</h2><p>{_text(table.error)}</p></section>'
     elif has_page:

@@ -1,8 +1,8 @@
 """The maintenance of a table by its own properties.
 
-`sparkmeta.maintenance.JOB.OPTION` is an option of a job, which the table then gets even if the configuration does not
-name it. `sparkmeta.maintenance.JOB` is `true` or `false`: the table gets the job, or does not. A property comes before
-the configuration.
+`sparkmeta.maintenance.JOB.OPTION` is an option of a job, which then runs for the table even if the configuration does
+not name it. `sparkmeta.maintenance.JOB` is `true` or `false`: whether the job runs for the table. A property takes
+precedence over the configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POLICY: Final = "sparkmeta.maintenance."
 """The beginning of the names of table properties with policies."""
 
-# Options that could delete files of others, or files that are being written.
+# Options that could delete files of other tables, or files that are being written.
 _NOT_OF_TABLES = {"location", "force", "shared_location", "prefix_mismatch_mode", "equal_schemes", "equal_authorities"}
 
 

@@ -1,4 +1,4 @@
-"""Maintain tables side by side: examine all, and run the jobs that they need, those with most gain per cost first.
+"""Maintain tables side by side: examine all of them, and run the jobs that they need, most gain per cost first.
 
 A run has no state of its own. If it is killed, the next one examines the tables again and finds what is left.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.health_findings import Finding, HealthOptions
     from sparkmeta.table import Table
 
-# Maximum number of plans of a job, if other commits make them obsolete.
+# Maximum number of times that a job is planned, if other commits make its plans obsolete.
 _ATTEMPTS: Final = 3
 # The gain of a finding, and the bytes that cost as much as a job itself.
 _WEIGHTS: Final = {"high": 9, "medium": 3, "low": 1}
@@ -185,7 +185,7 @@ class _Run:
         try:
             table = task.load()
             jobs = jobs_of(task.jobs, table.metadata.properties)
-            # Health can't examine what a check may name.
+            # Check first: health can't examine some of the damage that a check names.
             if (options := jobs.pop(Check.name, None)) is not None:
                 results.append(_TableRun(self, _Examined(task, {Check.name: options}), table).result(Check()))
             if not jobs:
@@ -200,15 +200,15 @@ class _Run:
         """Run the jobs of tables in threads, and yield the results as they come."""
         results: queue.SimpleQueue[JobResult | None] = queue.SimpleQueue()
 
-        def work(place: int, examined: _Examined) -> None:
+        def work(number: int, examined: _Examined) -> None:
             try:
-                self.log(f"{examined.task.name}: table {place} of {len(tables)}")
+                self.log(f"{examined.task.name}: table {number} of {len(tables)}")
                 for result in self._results(examined):
                     results.put(result)
             finally:
                 results.put(None)
 
-        futures = [pool.submit(work, place, table) for place, table in enumerate(tables, 1)]
+        futures = [pool.submit(work, number, table) for number, table in enumerate(tables, 1)]
         for _ in futures:
             while (result := results.get()) is not None:
                 yield result

@@ -105,7 +105,7 @@ _LEAF_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedTree:
-    """A tree to check. Its root's entries are known to have the required fields; nothing else is assumed."""
+    """A tree to check. The root's entries have the required fields; nothing else is assumed."""
 
     state: TableState
     root: Root
@@ -162,7 +162,7 @@ class CheckedTree:
 
     @cached_property
     def on_driver(self) -> bool:
-        """Whether the driver reads all entries. The parent snapshot must have few entries too."""
+        """Whether the driver reads all entries, which requires that the parent snapshot has few entries too."""
         if not self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES):
             return False
         if not few_masks(self.masks, self.state.access):
@@ -173,7 +173,7 @@ class CheckedTree:
         return before.reader.driver_reads(before.manifests, before.projection(ENTRY_COLUMNS), MOST_WIDE_ENTRIES)
 
     def given(self, rows: pa.Table) -> Relation:
-        """Return rows on the driver where the entries are."""
+        """Return rows from the driver as a relation of the same kind as the entries."""
         return rows if self.on_driver else local_frame(self.state.spark, rows)
 
     @cached_property
@@ -281,9 +281,9 @@ class CheckedTree:
         """The entries of leaves with `IS_MASKED`."""
         if not len(self.masks):
             return with_columns(self.leaf_files, sql.lit(False).alias(IS_MASKED))
-        place = sql.struct(*sql.columns(MANIFEST, ORDINAL))
-        masked = grouped(self.masked_ordinals, [place.alias(_MASKED_PLACE)], [_COUNT])
-        marked = beside(with_columns(self.leaf_files, place.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
+        position = sql.struct(*sql.columns(MANIFEST, ORDINAL))
+        masked = grouped(self.masked_ordinals, [position.alias(_MASKED_PLACE)], [_COUNT])
+        marked = beside(with_columns(self.leaf_files, position.alias(_PLACE)), masked, _PLACE, _MASKED_PLACE)
         is_masked = sql.col(_MASKED_PLACE).isNotNull().alias(IS_MASKED)
         return select(marked, [*sql.columns(*names(self.leaf_files)), is_masked])
 
@@ -355,11 +355,9 @@ def _newer_manifests(state: TableState) -> Iterator[Broken]:
     assert state.snapshot is not None
     newest = state.snapshot.sequence_number or 0
     numbers = pc.struct_field(state.manifests.column("version_info"), "sequence_number")
-    for place in indices_where(pc.greater(numbers, newest)).to_pylist():
+    for row in indices_where(pc.greater(numbers, newest)).to_pylist():
         problem = f"the snapshot has the sequence number {newest}"
-        yield Broken(
-            state.manifests.column("location")[place].as_py(), "sequence_number", numbers[place].as_py(), problem
-        )
+        yield Broken(state.manifests.column("location")[row].as_py(), "sequence_number", numbers[row].as_py(), problem)
 
 
 def inverted_summaries(state: TableState) -> Iterator[Broken]:
@@ -382,16 +380,16 @@ def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
             lower, upper = (known[name] for name in BOUNDS)
             if order:
                 wrong = inverted(lower, upper, type_name)
-                for place in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
+                for index in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
                     field = f"partitions.{field_id}.lower_bound"
-                    path = paths[rows[place]].as_py()
-                    yield Broken(path, field, shown_value(lower, place), above_upper(upper, place))
+                    path = paths[rows[index]].as_py()
+                    yield Broken(path, field, shown_value(lower, index), above_upper(upper, index))
                 continue
             for name, bound in known.items() if not pa.types.is_null(lower.type) else ():
-                for place in indices_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
+                for index in indices_where(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
                     problem = f"not a value of type {type_name}, so it is unknown"
-                    path, field = paths[rows[place]].as_py(), f"partitions.{field_id}.{name}"
-                    yield Broken(path, field, raw[name][place].as_py(), problem)
+                    path, field = paths[rows[index]].as_py(), f"partitions.{field_id}.{name}"
+                    yield Broken(path, field, raw[name][index].as_py(), problem)
 
 
 LIST_RULES: tuple[tuple[str, Callable[[TableState], Iterator[Broken]]], ...] = (
@@ -416,12 +414,12 @@ def _listed_twice(rule: str, live: Relation) -> Iterator[Relation]:
 
 
 def _several_vectors(rule: str, dvs: Relation) -> Relation:
-    several = where(grouped(dvs, sql.columns("referenced_file"), [_COUNT]), _SEVERAL)
-    return _broken(rule, several, "referenced_file", "count", "the data file has several live deletion vectors")
+    files = where(grouped(dvs, sql.columns("referenced_file"), [_COUNT]), _SEVERAL)
+    return _broken(rule, files, "referenced_file", "count", "the data file has several live deletion vectors")
 
 
 def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relation]:
-    """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
+    """Find second deletion vectors of a data file, and vectors that are older than it or in another partition."""
     sequence, key = sql.col(SEQUENCE), partition_key(state)
     is_dv = (sql.col("content_type") == _POSITION) & (sql.col("file_format") == "PUFFIN")
     dvs = where(live, is_dv)
@@ -430,24 +428,25 @@ def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relati
     data = select(where(live, sql.col("content_type") == _DATA), of_data)
     owner = sql.col("referenced_file").alias("file")
     of_dv = [owner, *sql.columns("location"), sequence.alias("sequence"), key.alias("key")]
-    both = pairs(select(dvs, of_dv), data, "file")
-    older = where(both, sql.col("sequence") < sql.col("data_sequence"))
+    with_data = pairs(select(dvs, of_dv), data, "file")
+    older = where(with_data, sql.col("sequence") < sql.col("data_sequence"))
     yield _broken("vector-target", older, "location", "file", "the deletion vector is older than its data file")
-    foreign = where(both, sql.col("key") != sql.col("data_key"))
+    misplaced = where(with_data, sql.col("key") != sql.col("data_key"))
     problem = "the deletion vector has another partition spec or partition than its data file"
-    yield _broken("vector-target", foreign, "location", "file", problem)
+    yield _broken("vector-target", misplaced, "location", "file", problem)
 
 
 def _broken(rule: str, rows: Relation, location: str, value: str | Sql, problem: str | Sql) -> Relation:
     of_value = sql.col(value) if isinstance(value, str) else value
     text = sql.lit(problem) if isinstance(problem, str) else problem
     values = (sql.lit(rule), sql.col(location), of_value.cast("string"), text)
-    return select(rows, [each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)])
+    return select(rows, [column.alias(name) for column, name in zip(values, VIOLATIONS.names, strict=True)])
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
-# There are three tables of rules. The driver evaluates the rules of the root, one pass over the leaves the rules of
-# entries, and a separate query each rule of the tree. For few entries, the driver evaluates all queries.
+# There are three tables of rules. The driver evaluates the rules of the root. One pass over the leaves evaluates the
+# rules of entries. Each rule of the tree is a separate query. If there are few entries, the driver evaluates all
+# queries.
 
 
 _MATRIX = (*ENTRY_COLUMNS, "file_format", "record_count", "file_size_in_bytes", "manifest_stats", "equality_ids")
@@ -457,11 +456,11 @@ _INHERITED = ("version_info.sequence_number", "version_info.file_sequence_number
 
 def violations(state: TableState) -> MetadataRows:
     """Return the violations in the metadata of the state's snapshot; see `Table.check`."""
-    return MetadataRows(state, _found(state), spark_schema(VIOLATIONS))
+    return MetadataRows(state, _snapshot_violations(state), spark_schema(VIOLATIONS))
 
 
-def _found(state: TableState) -> Relation:
-    """Return the violations, as a table if the driver finds them.
+def _snapshot_violations(state: TableState) -> Relation:
+    """Return the violations in the snapshot's metadata, as a table if the driver evaluates all rules.
 
     Raises:
         CorruptFileError: the root is not a manifest.
@@ -481,7 +480,7 @@ def _found(state: TableState) -> Relation:
         state.types.locations,
         as_written=True,
     )
-    # The layout of the Iceberg project tells the size of a deletion vector, not of its file.
+    # The layout of the Iceberg project records the size of a deletion vector, not of its file.
     columns = None if root.layout.colocates else state.types.primitive_fields
     broken_fields = [
         violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
@@ -489,10 +488,10 @@ def _found(state: TableState) -> Relation:
     ]
     if broken_fields:
         return pa.Table.from_pylist(broken_fields, schema=VIOLATIONS)
-    return _violations(CheckedTree(replace(state, root=root), root))
+    return _tree_violations(CheckedTree(replace(state, root=root), root))
 
 
-def _violations(tree: CheckedTree) -> Relation:
+def _tree_violations(tree: CheckedTree) -> Relation:
     of_root = [violation(rule, broken) for rule, find in ROOT_RULES for broken in find(tree)]
     parts: list[Relation] = [pa.Table.from_pylist(of_root, schema=VIOLATIONS), *_entry_violations(tree)]
     parts += [broken for rule, query in TREE_RULES for broken in query(tree, rule)]
@@ -500,7 +499,7 @@ def _violations(tree: CheckedTree) -> Relation:
 
 
 def _entry_violations(tree: CheckedTree) -> Iterator[Relation]:
-    """Evaluate `ENTRY_RULES` in one pass over the leaves, and for the root's own files only the rule about bounds."""
+    """Evaluate `ENTRY_RULES` in one pass over the leaves, and only the rule about bounds for the root's own files."""
     if len(tree.manifests):
         yield _broken_entries(tree.with_leaves(tree.marked), dict(ENTRY_RULES))
     if tree.bound_types:

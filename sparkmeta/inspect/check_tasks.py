@@ -47,7 +47,7 @@ def violation(rule: str, broken: Broken) -> dict[str, str | None]:
 
 
 # -- Check single manifests -------------------------------------------------------------------------------------------
-# A manifest that can't be decoded is a violation like others, and does not keep the rest from being checked.
+# A manifest that can't be decoded is a violation too, and does not prevent the check of other manifests.
 
 
 CHECKED_COLUMNS = (
@@ -75,8 +75,8 @@ class ManifestChecks:
     """Checks manifests. Picklable.
 
     Attributes:
-        reader: opens them, in tasks or on the driver; None if Spark reads their content.
-        projection: the columns to read of their entries.
+        reader: opens the manifests, in tasks or on the driver; None if Spark reads their content.
+        projection: the columns of entries to read.
         types: the ids of columns -> Iceberg types.
         locations: resolves the locations in manifests.
         format_version: the table's format version.
@@ -175,7 +175,7 @@ class ManifestChecks:
         is_data = pc.equal(kind, int(ContentType.DATA))
         is_dv = pc.equal(live.column("file_format"), "PUFFIN")
         vector = live.column("deletion_vector")
-        lacks_place = pc.or_(vector.is_null(), live.column("referenced_file").is_null())
+        lacks_reference = pc.or_(vector.is_null(), live.column("referenced_file").is_null())
         is_equality = pc.equal(kind, int(ContentType.EQUALITY_DELETES))
         no_ids = pc.fill_null(pc.equal(pc.list_value_length(live.column("equality_ids")), 0), True)
         above = pc.fill_null(pc.greater(sequence, pa.scalar(row["sequence_number"], pa.int64())), False)
@@ -188,16 +188,16 @@ class ManifestChecks:
              pc.less(live.column("record_count"), 0), "it is negative"),
             ("entry-fields", "equality_ids", live.column("equality_ids"), pc.and_(is_equality, no_ids),
              "an equality delete file names no columns"),
-            ("entry-fields", "content_offset", vector, pc.and_(is_dv, lacks_place),
+            ("entry-fields", "content_offset", vector, pc.and_(is_dv, lacks_reference),
              "a deletion vector needs content_offset, content_size_in_bytes and referenced_data_file"),
         ]  # fmt: skip
         if self.format_version < _FIRST_WITH_VECTORS:
             name = live.column("file_format")
             rules.append(("entry-fields", "file_format", name, is_dv, "deletion vectors need format version 3"))
         for rule, field, values, broken, problem in rules:
-            for place in indices_where(broken).to_pylist():
-                file = live.column("location")[place].as_py()
-                yield rule, Broken(location, f"{field} of {file}", values[place].as_py(), problem)
+            for index in indices_where(broken).to_pylist():
+                file = live.column("location")[index].as_py()
+                yield rule, Broken(location, f"{field} of {file}", values[index].as_py(), problem)
 
     def _bounds(self, entries: pa.Table, location: str) -> Iterator[tuple[str, Broken]]:
         """Check that bounds are values of their columns, in order."""
@@ -209,31 +209,31 @@ class ManifestChecks:
                 decoded.setdefault(field_id, {})[name] = values
                 if pa.types.is_null(values.type):
                     continue
-                for place in indices_where(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
-                    field = f"{name}[{field_id}] of {files[place].as_py()}"
+                for index in indices_where(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
+                    field = f"{name}[{field_id}] of {files[index].as_py()}"
                     problem = f"not a value of type {self.types[field_id]}, so it is unknown"
-                    yield "bounds-value", Broken(location, field, raw[place].as_py(), problem)
+                    yield "bounds-value", Broken(location, field, raw[index].as_py(), problem)
         for field_id, bounds in decoded.items():
             if len(bounds) < len(names):
                 continue
             lower, upper = (bounds[name] for name in names)
             wrong = inverted(lower, upper, self.types[field_id])
-            for place in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
-                field = f"lower_bounds[{field_id}] of {files[place].as_py()}"
-                yield "bounds-order", Broken(location, field, shown_value(lower, place), above_upper(upper, place))
+            for index in [] if wrong is None else indices_where(pc.fill_null(wrong, False)).to_pylist():
+                field = f"lower_bounds[{field_id}] of {files[index].as_py()}"
+                yield "bounds-order", Broken(location, field, shown_value(lower, index), above_upper(upper, index))
 
 
-def shown_value(values: pa.Array, place: int) -> Any:
+def shown_value(values: pa.Array, index: int) -> Any:
     """Return a value for a message; as a number if Python has no such date or time."""
     try:
-        return values[place].as_py()
+        return values[index].as_py()
     except (ValueError, OverflowError):
-        return str(values[place].cast(pa.int64()) if pa.types.is_timestamp(values.type) else values[place])
+        return str(values[index].cast(pa.int64()) if pa.types.is_timestamp(values.type) else values[index])
 
 
-def above_upper(upper: pa.Array, place: int) -> str:
-    """Return the problem of a lower bound."""
-    return f"it is above the upper bound, {shown_value(upper, place)}: both prove nothing"
+def above_upper(upper: pa.Array, index: int) -> str:
+    """Return the problem of a lower bound that is above the upper one."""
+    return f"it is above the upper bound, {shown_value(upper, index)}: both prove nothing"
 
 
 def _without_ids(schema: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -183,44 +183,49 @@ def _excerpt(root: Root) -> _Excerpt:
     kinds, targets = table.column("content_type").to_pylist(), table.column("referenced_file").to_pylist()
     statuses = pc.struct_field(table.column("version_info"), "status").to_pylist()
     locations = table.column("location").to_pylist()
-    places: dict[ContentType, list[int]] = {kind: [] for kind in ContentType}
-    for place, kind in enumerate(kinds):
-        places[ContentType(kind)].append(place)
+    ordinals: dict[ContentType, list[int]] = {kind: [] for kind in ContentType}
+    for ordinal, kind in enumerate(kinds):
+        ordinals[ContentType(kind)].append(ordinal)
     masked_now = {
-        targets[place] for place in places[ContentType.MANIFEST_DELETION_VECTOR] if statuses[place] == Status.ADDED
+        targets[ordinal]
+        for ordinal in ordinals[ContentType.MANIFEST_DELETION_VECTOR]
+        if statuses[ordinal] == Status.ADDED
     }
     changed = [
         status != Status.EXISTING or (kind in LEAVES and location in masked_now)
         for status, kind, location in zip(statuses, kinds, locations, strict=True)
     ]
-    leaves = _first(sorted(place for kind in LEAVES for place in places[kind]), changed, _LEAVES)
+    leaves = _first(sorted(ordinal for kind in LEAVES for ordinal in ordinals[kind]), changed, _LEAVES)
     drawn, present = (
-        {locations[place] for place in leaves},
-        {locations[place] for kind in LEAVES for place in places[kind]},
+        {locations[ordinal] for ordinal in leaves},
+        {locations[ordinal] for kind in LEAVES for ordinal in ordinals[kind]},
     )
     of_drawn = [
-        place
-        for place in places[ContentType.MANIFEST_DELETION_VECTOR]
-        if targets[place] in drawn or targets[place] not in present
+        ordinal
+        for ordinal in ordinals[ContentType.MANIFEST_DELETION_VECTOR]
+        if targets[ordinal] in drawn or targets[ordinal] not in present
     ]
-    files = _first(sorted(place for kind in FILES for place in places[kind]), changed, _FILES)
+    files = _first(sorted(ordinal for kind in FILES for ordinal in ordinals[kind]), changed, _FILES)
     chosen = sorted([*leaves, *_first(of_drawn, changed, _VECTORS), *files])
     labels = {
-        place: f"{prefix}{number}"
+        ordinal: f"{prefix}{number}"
         for kind, prefix in _LABELS.items()
-        for number, place in enumerate(places[kind], start=1)
+        for number, ordinal in enumerate(ordinals[kind], start=1)
     }
     rows = root.table.drop_columns(["content_stats"]).take(pa.array(chosen, pa.int64())).to_pylist()
-    left = set(range(len(kinds))).difference(chosen)
+    omitted = set(range(len(kinds))).difference(chosen)
     return _Excerpt(
-        [row | {"ordinal": place, "label": labels.get(place, "")} for place, row in zip(chosen, rows, strict=True)],
-        counted((ContentType(kinds[place]), Status(statuses[place])) for place in sorted(left)),
+        [
+            row | {"ordinal": ordinal, "label": labels.get(ordinal, "")}
+            for ordinal, row in zip(chosen, rows, strict=True)
+        ],
+        counted((ContentType(kinds[ordinal]), Status(statuses[ordinal])) for ordinal in sorted(omitted)),
     )
 
 
-def _first(places: Sequence[int], changed: Sequence[bool], limit: int) -> list[int]:
-    """Return at most `limit` of the places, preferring changed ones."""
-    return sorted(sorted(places, key=lambda place: not changed[place])[:limit])
+def _first(ordinals: Sequence[int], changed: Sequence[bool], limit: int) -> list[int]:
+    """Return at most `limit` of the ordinals, preferring changed entries."""
+    return sorted(sorted(ordinals, key=lambda ordinal: not changed[ordinal])[:limit])
 
 
 def _status(row: Mapping[str, Any]) -> Status:
@@ -304,7 +309,7 @@ def _count(number: int | None, singular: str, plural: str) -> str:
 def _leaf_rows(
     state: TableState, root: Root, excerpt: _Excerpt, vectors: Sequence[_Vector]
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
-    """Return entries of each drawn leaf, including masked ones, and a line about the others, by the leaf's location."""
+    """Return the drawn entries of each drawn leaf, masked ones included, and a line about the others, by location."""
     leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
     unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, MANIFEST_DVS))))
     whole = replace(state, root=unmasked)
@@ -328,7 +333,7 @@ def _drawn_ordinals(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
     replaced = [vector.bitmap for vector in vectors if vector.status == Status.DELETED]
     live = [vector.bitmap for vector in vectors if vector.status != Status.DELETED]
     new = [reduce(PositionBitmap.difference, replaced, vector) for vector in live]
-    masked = [place for bitmap in [*new, *live] for place in islice(_positions(bitmap), _ROWS)]
+    masked = [ordinal for bitmap in [*new, *live] for ordinal in islice(_positions(bitmap), _ROWS)]
     some = list(dict.fromkeys(masked))[: _ROWS // 2]
     first = range(_ROWS if count is None else min(count, _ROWS))
     return sorted(list(dict.fromkeys([*some, *first]))[:_ROWS])
@@ -360,22 +365,24 @@ def _read(
 def _drawn_rows(
     state: TableState, manifests: pa.Table, ordinals: Mapping[int, Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries with some ordinals of each manifest. The driver reads a manifest at a time, or else a job all.
+    """Yield some entries of each manifest. The driver reads one manifest at a time, or else a job reads them all.
 
     Args:
         state: the table.
         manifests: the manifests.
-        ordinals: manifest -> the ordinals.
+        ordinals: manifest -> the ordinals of its entries.
     """
     reader, projection = state.reader, EntryProjection.of(_ENTRY_COLUMNS)
     if not reader.driver_decodes(manifests) or reader.driver_parts(manifests, projection) is None:
         from pyspark.sql import functions as F
 
-        conditions = [(F.col(MANIFEST) == each) & F.col(ORDINAL).isin(list(of)) for each, of in ordinals.items()]
+        conditions = [
+            (F.col(MANIFEST) == manifest) & F.col(ORDINAL).isin(list(chosen)) for manifest, chosen in ordinals.items()
+        ]
         yield from reader.entries(manifests, projection).where(reduce(or_, conditions)).toArrow().to_pylist()
         return
-    for place, manifest in enumerate(manifests.column(MANIFEST).to_pylist()):
-        entries = reader.table(manifests.slice(place, 1), projection)
+    for row, manifest in enumerate(manifests.column(MANIFEST).to_pylist()):
+        entries = reader.table(manifests.slice(row, 1), projection)
         chosen = pa.array(ordinals[manifest], entries.schema.field(ORDINAL).type)
         yield from entries.filter(pc.is_in(entries.column(ORDINAL), chosen)).to_pylist()
 
@@ -404,11 +411,13 @@ def _of_list(state: TableState, snapshot: Snapshot) -> Excerpt:
     below = _read(state, shown, ordinals, [], counts)
     labels = _numbered(kinds)
     nodes = []
-    for place, location in zip(chosen, locations, strict=True):
-        kind, note = ContentType(kinds[place]), _count(counts[location], "entry", "entries")
-        nodes.append(Node(Entry(kind, statuses[place], place, location, labels[place], (note,)), *below[location]))
-    left = sorted(set(range(len(kinds))).difference(chosen))
-    left_out = counted((ContentType(kinds[place]), statuses[place]) for place in left)
+    for ordinal, location in zip(chosen, locations, strict=True):
+        kind, note = ContentType(kinds[ordinal]), _count(counts[location], "entry", "entries")
+        nodes.append(
+            Node(Entry(kind, statuses[ordinal], ordinal, location, labels[ordinal], (note,)), *below[location])
+        )
+    omitted = sorted(set(range(len(kinds))).difference(chosen))
+    left_out = counted((ContentType(kinds[ordinal]), statuses[ordinal]) for ordinal in omitted)
     return Excerpt(
         _title(snapshot), "manifest list", snapshot.manifest_list or "", len(manifests), tuple(nodes), left_out
     )

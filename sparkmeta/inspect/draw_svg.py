@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #
 # The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
 # that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
-# vector or affiliated manifest to its target. Texts are in boxes, so that they can be read on any background. There are
-# no style sheets and ids, since several drawings may share a page.
+# vector or affiliated manifest to its target. Text is inside boxes, so that it can be read on any background. There are
+# no style sheets or ids, since several drawings may share a page.
 
 
 _CHARACTER, _LINE, _PAD = 6.7, 16, 8
@@ -66,7 +66,7 @@ class _Box:
     """A box, and its position once it is placed.
 
     Attributes:
-        rows: the lines that other boxes may point to, by location.
+        rows: location -> the index of the line that other boxes may point to.
     """
 
     lines: list[_Line]
@@ -184,8 +184,8 @@ def _drawn(box: _Box) -> list[str]:
 def _rect(x: float, y: float, width: float, height: float, paint: tuple[str, str], *, dashed: bool = False) -> str:
     fill, stroke = paint
     dash = ' stroke-dasharray="5 3"' if dashed else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} rx="4" fill="{fill}" stroke="{stroke}" stroke-width="1.5"{dash}/>'
+    geometry = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect {geometry} rx="4" fill="{fill}" stroke="{stroke}" stroke-width="1.5"{dash}/>'
 
 
 def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
@@ -198,7 +198,7 @@ def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
     )
 
 
-# -- Places -----------------------------------------------------------------------------------------------------------
+# -- Layout -----------------------------------------------------------------------------------------------------------
 
 
 def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
@@ -321,23 +321,23 @@ def _path(path: str, colour: str, *, dashed: bool = False) -> str:
 
 def _legend(x: float, y: float) -> tuple[list[str], float]:
     parts: list[str] = []
-    at = x + _PAD
+    left = x + _PAD
     y += _PAD
     for status in (Status.ADDED, Status.EXISTING, Status.DELETED):
-        parts.append(_text(at, y + 10, _Line(status.name, _STATUS[status], bold=True)))
-        at += 80
-    parts.append(_text(at, y + 10, _Line("masked entry", _MASKED, struck=True)))
-    at += 110
+        parts.append(_text(left, y + 10, _Line(status.name, _STATUS[status], bold=True)))
+        left += 80
+    parts.append(_text(left, y + 10, _Line("masked entry", _MASKED, struck=True)))
+    left += 110
     for text, dashed in (("holds", False), ("masks, applies to, is affiliated to", True)):
-        parts.append(_path(f"M{at:.1f} {y + 6:.1f}h28", _LINES, dashed=dashed))
-        parts.append(_text(at + 34, y + 10, _Line(text, _FAINT)))
-        at += 34 + len(text) * _CHARACTER + 18
-    right, at = at, x + _PAD
+        parts.append(_path(f"M{left:.1f} {y + 6:.1f}h28", _LINES, dashed=dashed))
+        parts.append(_text(left + 34, y + 10, _Line(text, _FAINT)))
+        left += 34 + len(text) * _CHARACTER + 18
+    right, left = left, x + _PAD
     kinds = [*_BOXES.items()]
     for kind, paint in [*kinds[3:], *kinds[:2]]:
         name = "delete file or DV" if kind == ContentType.POSITION_DELETES else KINDS[kind]
-        parts.append(_rect(at, y + 22, 14, 12, paint))
-        parts.append(_text(at + 20, y + 32, _Line(name, _FAINT)))
-        at += 20 + len(name) * _CHARACTER + 18
-    width, height = max(right, at) - x, 40.0 + _PAD
+        parts.append(_rect(left, y + 22, 14, 12, paint))
+        parts.append(_text(left + 20, y + 32, _Line(name, _FAINT)))
+        left += 20 + len(name) * _CHARACTER + 18
+    width, height = max(right, left) - x, 40.0 + _PAD
     return [_rect(x, y - _PAD, width, height, _LEGEND), *parts], y - _PAD + height + _MARGIN

@@ -12,7 +12,7 @@ from sparkmeta.storage.location import file_name
 from sparkmeta.text import columns, middle_out, printable
 
 # -- The excerpt of a tree --------------------------------------------------------------------------------------------
-# Texts in metadata can't be trusted: this module makes names printable, and the drawings escape them.
+# Text in metadata can't be trusted: this module makes names printable, and the drawings escape them.
 
 
 KINDS = {

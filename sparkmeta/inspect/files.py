@@ -291,7 +291,7 @@ def _keys(state: TableState) -> list[Aliased]:
 
 
 def _number_of_fields(state: TableState) -> Sql:
-    """Return the number of partition fields that the spec of an entry has."""
+    """Return the number of partition fields in the spec of an entry."""
     shown = {field.field_id for field in state.types.partition_type.fields}
     of_entry = sql.col("partition_spec_id")
     counts = {spec_id: sum(field.field_id in shown for field in spec.fields) for spec_id, spec in state.specs.items()}

@@ -61,7 +61,7 @@ _METADATA_LOG_ENTRIES = pa.schema(
 )
 
 
-# The models and rows of many more snapshots would take much memory.
+# Converting many more snapshots at once would take a lot of memory.
 _SNAPSHOTS_AT_ONCE = 1_000
 
 
@@ -144,7 +144,7 @@ def metadata_log_entries(state: TableState, metadata_location: str) -> pa.Table:
 
 
 def table_of(name: str, state: TableState, metadata_location: str) -> pa.Table:
-    """Return one of these tables by its name."""
+    """Return the metadata table of a name."""
     tables = {"snapshots": snapshots, "history": history, "refs": refs}
     return tables[name](state) if name in tables else metadata_log_entries(state, metadata_location)
 

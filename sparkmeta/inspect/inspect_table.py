@@ -32,16 +32,15 @@ T = TypeVar("T")
 class MetadataTables(ABC, Generic[T]):
     """The metadata tables of a table.
 
-    Tables of one snapshot take `snapshot_id`, `ref` (the name of a branch or tag) or `as_of` (the time at which it was
-    current: a datetime with zone, or milliseconds since 1970), by default the current snapshot. They use the table's
-    current schema and partition fields, not the snapshot's. The other tables show the whole history.
+    Tables of one snapshot accept `snapshot_id`, `ref` (the name of a branch or tag) or `as_of` (the time at which it
+    was current: a datetime with a zone, or milliseconds since 1970). The default is the current snapshot. They use the
+    table's current schema and partition fields, not the snapshot's. The other tables show the whole history.
 
-    Tables of files and entries take the `columns` to return; name fields of structs with a dot, as in
+    Tables of files and entries accept the `columns` to return. Fields of structs are named with a dot, as in
     `readable_metrics.id`. Selecting columns makes them much faster, since nothing prunes unused columns here.
 
     All raise NoSuchSnapshotError for an unknown snapshot, ref or time, and EncryptionError if a key of an encrypted
-    table is missing, refused or wrong.
-    They raise CorruptFileError for a damaged file when they read it.
+    table is missing, refused or wrong. They raise CorruptFileError for a damaged file when they read it.
     """
 
     _most_entries: ClassVar[int]
@@ -262,8 +261,8 @@ class InspectArrow(MetadataTables[pa.Table]):
     """The metadata tables of a table, as Arrow tables in memory.
 
     They need no session if the driver reads the manifests: up to 150,000 entries in at most 64 MiB (the setting
-    `driver-manifest-bytes`), and for `all_manifests` and `position_deletes` up to 64 files. Otherwise a job of Spark
-    makes them, which starts a local session if none was given and none runs.
+    `driver-manifest-bytes`), and for `all_manifests` and `position_deletes` up to 64 files. Otherwise a Spark job reads
+    them. A local session is started if none was given and none is running.
     """
 
     _most_entries = MOST_ENTRIES

@@ -156,8 +156,8 @@ def all_manifests_rows(
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
     """Return the manifests of one snapshot's list as `REACHABLE`.
 
-    In the layout of the Iceberg project, the deletion vectors in a data manifest are a delete manifest of the format
-    `VECTORS` at the same path. Any root with deletes may have such vectors, beside other deletes.
+    In the layout of the Iceberg project, the deletion vectors in a data manifest form a delete manifest of the format
+    `VECTORS` at the same path. Any root with deletes may contain such vectors besides other deletes.
     """
     refuse_encrypted_parquet(manifests, location)
     _spec_rows(manifests, specs, location)
@@ -223,9 +223,9 @@ def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) 
     partitions = manifests.column("partitions")
     values = partitions.values
     shown = {name: _Texts(values.field(name)) for name in ("lower_bound", "upper_bound")}
-    for places, transform, type_name in _field_places(manifests, specs, location):
+    for indices, transform, type_name in _field_indices(manifests, specs, location):
         for texts in shown.values():
-            texts.show(places, transform, type_name)
+            texts.show(indices, transform, type_name)
     children = [
         values.field("contains_null"),
         values.field("contains_nan"),
@@ -235,7 +235,7 @@ def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) 
     return pa.ListArray.from_arrays(partitions.offsets, structs, type=_SUMMARIES, mask=partitions.is_null())
 
 
-def _field_places(
+def _field_indices(
     manifests: pa.RecordBatch, specs: SpecTransforms, location: str
 ) -> Iterator[tuple[np.ndarray[Any, Any], str, str]]:
     """Yield the indices of a partition field's summaries, its transform and its result type, for each field."""
@@ -255,10 +255,10 @@ class _Texts:
         self._bounds = bounds
         self._texts: list[str | None] = [None] * len(bounds)
 
-    def show(self, places: np.ndarray[Any, Any], transform: str, type_name: str) -> None:
-        texts = human_strings(self._bounds.take(pa.array(places)), transform, type_name)
-        for place, text in zip(places.tolist(), texts.to_pylist(), strict=True):
-            self._texts[place] = text
+    def show(self, indices: np.ndarray[Any, Any], transform: str, type_name: str) -> None:
+        texts = human_strings(self._bounds.take(pa.array(indices)), transform, type_name)
+        for index, text in zip(indices.tolist(), texts.to_pylist(), strict=True):
+            self._texts[index] = text
 
     def array(self) -> pa.StringArray:
         return pa.array(self._texts, pa.string())

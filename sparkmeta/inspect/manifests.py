@@ -52,13 +52,13 @@ def all_manifests(state: TableState, most_rows: int) -> MetadataRows:
 def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, most_rows: int) -> Relation:
     """Return the rows of the manifest lists of all snapshots, converted by `shape`.
 
-    The driver reads few lists; otherwise a lazy DataFrame does.
+    The driver reads the lists if they are few. Otherwise the result is a lazy DataFrame.
 
     Args:
         state: the table.
         shape: converts the rows of a list.
-        schema: of the result.
-        most_rows: the maximum rows of lists that the driver reads.
+        schema: the schema of the result.
+        most_rows: the maximum number of rows of lists that the driver reads.
 
     Raises:
         EncryptionError: the key of a snapshot's manifest list is missing, refused or wrong.
@@ -104,7 +104,7 @@ def spec_transforms(state: TableState) -> SpecTransforms:
 
 
 def _inline_lists(state: TableState) -> list[tuple[int, pa.RecordBatch]]:
-    """Return (snapshot id, rows of MANIFEST_FILE_SCHEMA) of v1 snapshots whose manifests the table metadata lists."""
+    """Return (snapshot id, rows of MANIFEST_FILE_SCHEMA) for v1 snapshots whose manifests the table metadata lists."""
     inline = [
         (snapshot.snapshot_id, snapshot.inline_manifests)
         for snapshot in state.metadata.snapshots

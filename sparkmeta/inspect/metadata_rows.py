@@ -57,7 +57,7 @@ class MetadataRows:
 
 
 class FileParser(Protocol):
-    """Makes rows of the content of files, which are given by rows with their `location`."""
+    """Parses files, given by rows with their `location`, into rows."""
 
     def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of files that the task opens."""
@@ -74,15 +74,15 @@ def read_files(
     are_few: Callable[[pa.Table], bool],
     tasks: Callable[[SparkSession], int] | None = None,
 ) -> Relation:
-    """Return rows of files, as a table if the driver opens the files; see `mapped_files`.
+    """Return the rows of files, as a table if the driver opens the files; see `mapped_files`.
 
     Otherwise tasks open them, lazily. If only Spark's own sources can, a job collects the locations.
 
     Args:
         state: the table.
         files: rows with the `location` of a file.
-        rows: makes the rows of files.
-        row_type: of the result.
+        rows: parses the files.
+        row_type: the type of the resulting rows.
         are_few: whether the driver opens the files of a table faster than tasks; see `few_files`.
         tasks: returns the number of tasks; None leaves it to Spark.
     """

@@ -91,9 +91,9 @@ def partition_statistics(state: TableState) -> MetadataRows:
     snapshot = state.snapshot
     file = None if snapshot is None else statistics_file(state.metadata, snapshot.snapshot_id)
     if file is None:
-        what = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
+        reason = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
         raise ValidationError(
-            f"{state.metadata.location}: no partition statistics: {what}; compute_partition_stats computes them"
+            f"{state.metadata.location}: no partition statistics: {reason}; compute_partition_stats computes them"
         )
     row_type = statistics_type(state)
     is_small = few_files(state, 1, file.file_size_in_bytes)
@@ -114,7 +114,7 @@ def _locations(location: str) -> pa.Table:
 def statistics_type(state: TableState) -> SparkStructType:
     """Return the row type of partition_statistics."""
     struct = statistics_schema(state).as_struct()
-    return SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
+    return SparkStructType([SparkField(column.name, spark_type(column.field_type)) for column in struct.fields])
 
 
 def _statistics_rows(state: TableState) -> StatisticsRows:

@@ -46,12 +46,12 @@ _SIZE, _POSITIONS = "size_in_bytes", "positions"
 def position_deletes(state: TableState, most_entries: int) -> MetadataRows:
     """Return a row for each position in the snapshot's live position delete files and deletion vectors.
 
-    Each file is opened once, by the driver if the files are few, and hold few positions. Otherwise tasks do, lazily; if
-    only Spark's own sources can open files, a job collects the paths when this is called.
+    The driver opens the files if they are few and contain few positions. Otherwise tasks open them, lazily. If only
+    Spark's own sources can open files, a job collects the paths when this function is called. Each file is opened once.
 
     Args:
         state: the table.
-        most_entries: the maximum positions that the driver decodes.
+        most_entries: the maximum number of positions that the driver decodes.
     """
     row_type = position_deletes_type(state)
     row = row_field(0, state.metadata.schema().as_struct())

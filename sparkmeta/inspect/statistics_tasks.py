@@ -14,7 +14,7 @@ from sparkmeta.rows.delete_rows import BATCH_ROWS, RowField, projected
 from sparkmeta.storage.content import translated_read_errors
 from sparkmeta.storage.executors import ExecutorReader
 
-# Columns without which a file holds no statistics.
+# The columns that every statistics file contains.
 _REQUIRED = ("partition", "spec_id", "data_record_count", "data_file_count")
 
 

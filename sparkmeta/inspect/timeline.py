@@ -17,23 +17,24 @@ def snapshots_by_time(metadata: TableMetadata, marked: Collection[int] = (), lim
 
     Args:
         marked: the ids of the snapshots to mark.
-        limit: the number of snapshots. If there are more, an even sample is returned, and the newest with refs.
+        limit: the number of snapshots in an even sample, if the table has more. The newest snapshots with refs, at most
+            as many, are returned too.
     """
     refs: dict[int, list[str]] = {}
     for name, ref in metadata.refs.items():
         refs.setdefault(ref.snapshot_id, []).append(name)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)[::-1]
-    # Counted from the end, so that the newest snapshot is shown.
+    # The newest snapshot comes first, so that the sample contains it.
     step = max(1, -(-len(ordered) // limit))
-    with_refs = [place for place, snapshot in enumerate(ordered) if snapshot.snapshot_id in refs][:limit]
-    places = sorted({*range(0, len(ordered), step), *with_refs}, reverse=True)
+    with_refs = [index for index, snapshot in enumerate(ordered) if snapshot.snapshot_id in refs][:limit]
+    indices = sorted({*range(0, len(ordered), step), *with_refs}, reverse=True)
     return [
         Moment(
-            ordered[place].timestamp_ms,
-            summary_number(ordered[place], "total-data-files"),
-            summary_number(ordered[place], "total-files-size"),
-            ordered[place].snapshot_id in marked,
-            tuple(sorted(refs.get(ordered[place].snapshot_id, ()))),
+            ordered[index].timestamp_ms,
+            summary_number(ordered[index], "total-data-files"),
+            summary_number(ordered[index], "total-files-size"),
+            ordered[index].snapshot_id in marked,
+            tuple(sorted(refs.get(ordered[index].snapshot_id, ()))),
         )
-        for place in places
+        for index in indices
     ]

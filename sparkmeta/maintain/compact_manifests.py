@@ -1,4 +1,4 @@
-"""Compact the manifests of a metadata tree: a plan, which changes nothing before its commit."""
+"""Plan and commit the compaction of a metadata tree's manifests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ROOT_COLUMNS = ["content_type", "location", "partition_spec_id", "record_count"
 
 @dataclass(frozen=True)
 class OldLayout:
-    """The leaves of a root in the layout of versions 1 to 3, which a tree has after an upgrade.
+    """The leaves of a tree that are in the layout of versions 1 to 3, as after an upgrade.
 
     A compaction leaves position delete files of version 2 in the manifests that list them, since new leaves can't hold
     them (semantics 19.3). It also leaves manifests whose partition values come from unknown transforms.
@@ -86,8 +86,8 @@ class OldLayout:
 def old_layout(state: TableState) -> OldLayout:
     """Return the leaves of a tree in the layout of versions 1 to 3.
 
-    Reads the delete manifests among the leaves, many by a job, since a manifest list does not say what kinds of deletes
-    they hold.
+    Reads the delete manifests among the leaves, since a manifest list does not record which kinds of deletes they
+    contain. A job reads them if there are many.
     """
     assert state.tree is not None
     old_leaves = state.manifests.filter(state.tree.has_old_layout(state.manifests))
@@ -140,8 +140,8 @@ class CompactionSummary(SnapshotPlanSummary):
         bytes: the bytes to read.
         overlaps: the mean number of other leaves that a data leaf overlaps in the order of the clustering columns.
         reasons: the number of leaves and files by reason.
-        position_deletes: manifest that keeps its layout -> its live position delete files of version 2. These and the
-            manifest's other deletes stay, since a tree has deletion vectors instead.
+        position_deletes: manifest that keeps its layout -> the number of its live position delete files of version 2.
+            The manifest stays unchanged, since the leaves of a tree can't list such files.
         unknown_transforms: manifests that keep their layout since their partition spec has an unknown transform.
     """
 

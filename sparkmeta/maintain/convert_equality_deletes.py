@@ -2,8 +2,8 @@
 
     chosen equality deletes -> data files that they apply to -> rows that they delete -> new deletes, by position
 
-The last two steps are shared: rows are found as a changelog finds the rows that deletes remove, and written as
-`Table.delete` writes them.
+The last two steps share code with other operations: changelogs find the rows that deletes remove in the same way, and
+`Table.delete` writes its deletes in the same way.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class EqualityConversionSummary(SnapshotPlanSummary):
 class EqualityConversion:
     """The equality deletes of a snapshot that are to be converted.
 
-    A chosen delete file is converted for all data files that it applies to, and can therefore be removed. Deletes are
-    chosen by their sequence number, so that a budget takes the oldest ones, and several runs convert all.
+    A chosen delete file is converted for all data files that it applies to, so that it can be removed. Deletes are
+    chosen by sequence number: a limit selects the oldest ones, and repeated runs convert all of them.
 
     Attributes:
         state: the snapshot.
@@ -142,9 +142,9 @@ class EqualityConversion:
 
     @cached_property
     def _last_sequence_number(self) -> int | None:
-        """The sequence number of the newest deletes within the budget; None for no limit. May run a job.
+        """The sequence number of the newest deletes within the limits; None without limits. May run a job.
 
-        The deletes of the oldest commit are always within it.
+        The deletes of the oldest commit are always within the limits.
         """
         limits = {"files": self.options.max_files, "bytes": self.options.max_bytes}
         if all(limit is None for limit in limits.values()):
@@ -189,7 +189,7 @@ class EqualityConversion:
         return plan_of_entries(where(matched.rows, has_chosen), state, deletes=deletes)
 
     def write(self) -> WrittenDeletes | None:
-        """Write deletes by position of the rows that the chosen deletes remove; None if they remove no row. Runs jobs.
+        """Write position deletes for the rows that the chosen deletes remove; return None if there are none. Runs jobs.
 
         The new deletes of a data file include its older position deletes, as after `Table.delete`.
         """
@@ -213,7 +213,7 @@ class EqualityConversionPlan(NewDeletesPlan[TableT, EqualityConversionOptions]):
 
     New deletes are written once, and deleted if the commit fails. `commit` raises CommitConflictError if another commit
     removed a converted delete file, removed a data file whose rows it deletes, or added a deletion vector for such a
-    data file. New data files and new equality deletes of other commits are no conflict.
+    data file. New data files and new equality deletes of other commits do not conflict.
     """
 
     _doing = "Converting equality deletes"

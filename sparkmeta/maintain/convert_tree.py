@@ -282,7 +282,7 @@ class _Conversion:
         return ordinals
 
     def _entries(self, leaves: ContentType, files: ContentType) -> DataFrame:
-        """Return the live entries of leaves of one content, and the root's own files of one kind."""
+        """Return the live entries of leaves of one content, and the entries of the root's own files of one kind."""
         return self._job.entries(Group(leaves, None, tuple(self._rows_of(leaves)), tuple(self._rows_of(files))))
 
     @cached_property
@@ -304,7 +304,7 @@ class _Conversion:
         return select(vectors, vector_columns(Status.EXISTING, sql.col("version_info.snapshot_id")))
 
     def _deletes_beside(self, data_leaves: pa.Table) -> Iterator[pa.Table]:
-        """Write deletes to leaves, affiliated with the new data leaf of their data files if there are many."""
+        """Write deletes to leaves. Many deletes of one data leaf's files go to a leaf affiliated with it."""
         if not len(self._deletes):
             return
         state, form = self.state, self._job.form

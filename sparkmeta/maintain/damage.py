@@ -91,10 +91,10 @@ _OFFSET = "offset"
 _MOST_NAMED = 3
 _IS_DATA = sql.col("content_type") == int(ContentType.DATA)
 _IS_LOST = sql.col("stored_path").isNull() | sql.col("is_missing")
-# Rules of `Table.check` whose violations are in the manifest list or root, and a rule for manifests that can't be read.
+# Rules of `Table.check` about the manifest list or root, and the rule for manifests that can't be read.
 _COUNT_RULES = ("manifest-counts", "manifest-length")
 _CONTENT_RULE = "manifest-content"
-# How the value begins in a violation by a manifest that can't be opened, which may be sound.
+# The beginning of a violation's value if the manifest can't be opened. Such a manifest may be sound.
 _NOT_OPENED = "file is "
 _OF_LIST = ("min_sequence_number is ", "partitions.")
 
@@ -120,14 +120,14 @@ class DamageSearch:
         """The damage, as `FINDINGS`. May run jobs."""
         with translated_errors():
             of_manifests = self.of_manifests
-            parts: list[Relation] = [of_manifests, self._of_hint()]
+            parts: list[Relation] = [of_manifests, self._hint_findings()]
             if self.reads_entries:
-                parts += self._of_entries()
+                parts += self._entry_findings()
             return computed(united(parts, self.state)[0])
 
     def of_kinds(self, kinds: Iterable[Damage]) -> Relation:
         """Return the damage of some kinds, as `FINDINGS`."""
-        return where(self.rows, _is_of(kinds))
+        return where(self.rows, _has_kind(kinds))
 
     @property
     def reads_entries(self) -> bool:
@@ -135,7 +135,7 @@ class DamageSearch:
         return not self.lost_manifests
 
     def files_that_are_back(self) -> list[str]:
-        """Return some lost or unreadable files of the branch that are there and complete by now."""
+        """Return some of the branch's lost or unreadable files that exist again and are complete."""
         lost = self.of_kinds(REMOVED)
         if first(lost) is None:
             return []
@@ -145,7 +145,7 @@ class DamageSearch:
 
     # -- the version hint
 
-    def _of_hint(self) -> pa.Table:
+    def _hint_findings(self) -> pa.Table:
         files, folder, rows = self.state.files, self.state.metadata.location, []
         if Damage.HINT in self.kinds and version_of(self.metadata_location) is not None:
             # The table may be outdated.
@@ -230,7 +230,7 @@ class DamageSearch:
 
     @cached_property
     def _records(self) -> dict[str, tuple[str, int]]:
-        """The contents and live records of the manifests of the branch's head by location, as far as the list says."""
+        """The contents and live records of the branch head's manifests by location, as far as the list records them."""
         try:
             manifests = in_files(self.state.manifests)
         except SparkmetaError:
@@ -264,7 +264,7 @@ class DamageSearch:
 
     # -- entries of the branch's head
 
-    def _of_entries(self) -> Iterator[Relation]:
+    def _entry_findings(self) -> Iterator[Relation]:
         kinds = self.kinds
         if self.state.snapshot is None:
             return
@@ -272,20 +272,20 @@ class DamageSearch:
             yield self._miscounted()
         if Damage.DANGLING in kinds:
             dangling = with_columns(dangling_deletes(self.state), _manifest_path(self.state))
-            yield _found(dangling, Damage.DANGLING, sql.lit("it applies to no data file"))
+            yield _as_findings(dangling, Damage.DANGLING, sql.lit("it applies to no data file"))
         if Damage.REPEATED in kinds:
             yield self._repeated()
         if kinds & {Damage.DATA, Damage.DELETES, Damage.SIZES}:
             yield from self._compared_with_store()
         if kinds & {Damage.UNREADABLE, Damage.COUNTS, Damage.STATISTICS}:
             contents = self._compared_with_content()
-            yield where(contents, _is_of(kinds))
+            yield where(contents, _has_kind(kinds))
 
     def entries(self, stats: Collection[int] = ()) -> Relation:
         """Return the live entries with their `manifest_path`, with unchanged bounds, which may be inverted."""
         state = self.state
         projection = replace(state.projection(DV_COLUMNS, stats), as_written=True)
-        # Counts in the list, which tell manifests without live files, may be wrong.
+        # All manifests are read: the list's counts, which tell which manifests have no live files, may be wrong.
         live = where(state.relation(state.manifests, projection), is_live_entry())
         return with_columns(live, _manifest_path(state))
 
@@ -298,9 +298,9 @@ class DamageSearch:
         live = with_columns(self._live, offset)
         number = [sql.call("sum", sql.lit(1).cast("bigint")).alias("entries_of_file")]
         keys = ["content_type", "location", _OFFSET]
-        several = where(grouped(live, sql.columns(*keys), number), sql.col("entries_of_file") > 1)
+        repeated = where(grouped(live, sql.columns(*keys), number), sql.col("entries_of_file") > 1)
         columns = [*keys, "version_info", "manifest_path", MANIFEST, ORDINAL]
-        rows = matching(some_columns(live, columns), several, {"location": "location", **{key: key for key in keys}})
+        rows = matching(some_columns(live, columns), repeated, {"location": "location", **{key: key for key in keys}})
         return mapped_together(rows, RepeatedFiles(), FINDINGS)
 
     def _compared_with_store(self) -> Iterator[Relation]:
@@ -309,7 +309,7 @@ class DamageSearch:
         records = sql.col("record_count")
         for damage, is_kind in ((Damage.DATA, _IS_DATA), (Damage.DELETES, ~_IS_DATA)):
             if damage in self.kinds:
-                yield _found(where(lost, is_kind), damage, gone, records)
+                yield _as_findings(where(lost, is_kind), damage, gone, records)
         if Damage.SIZES in self.kinds:
             size, length = sql.col("file_size_in_bytes"), sql.col("stored_length")
             texts = [part.cast("string") for part in (size, length)]
@@ -317,14 +317,14 @@ class DamageSearch:
             # In the layout of the Iceberg project, entries have the sizes of deletion vectors, not of their files.
             has_size = _IS_DATA | (sql.col("content_type") == int(ContentType.EQUALITY_DELETES))
             has_size = has_size if self.state.layout.colocates else sql.lit(True)
-            yield _found(where(compared, ~_IS_LOST & has_size & (size != length)), Damage.SIZES, problem)
+            yield _as_findings(where(compared, ~_IS_LOST & has_size & (size != length)), Damage.SIZES, problem)
 
     @cached_property
     def _stored_entries(self) -> Relation:
         """The live entries with the path and length of their stored file, and whether it is missing.
 
         Raises:
-            ValidationError: no file of the table is there.
+            ValidationError: none of the table's files exists.
         """
         compared = self._by_requests(self._live) if self.inventory is None else self._by_inventory()
         if first(compared) is not None and first(compared, ~_IS_LOST) is None:
@@ -338,7 +338,7 @@ class DamageSearch:
         return beside(entries, with_columns(stored, missing), "location", "stored_path")
 
     def _by_inventory(self) -> Relation:
-        """Compare with the inventory. Files that it lacks may be newer, so the store is asked for them."""
+        """Compare with the inventory. Files that it lacks may be newer, so they are looked up in the store."""
         assert self.inventory is not None
         # An inventory of a bucket with versions has several rows for a file. The newest counts.
         newest = (
@@ -352,8 +352,8 @@ class DamageSearch:
         unlisted = where(compared, sql.col("stored_path").isNull())
         if first(unlisted) is None:
             return compared
-        asked = self._by_requests(some_columns(unlisted, names(self._live)))
-        return computed(union(where(compared, sql.col("stored_path").isNotNull()), asked, self.state))
+        requested = self._by_requests(some_columns(unlisted, names(self._live)))
+        return computed(union(where(compared, sql.col("stored_path").isNotNull()), requested, self.state))
 
     def _compared_with_content(self) -> Relation:
         state, statistics = self.state, Damage.STATISTICS in self.kinds
@@ -366,17 +366,17 @@ class DamageSearch:
         return mapped_files(present, lambda _: comparison, FINDINGS, state, tasks=read_tasks)
 
     def lengths(self, paths: Relation) -> Relation:
-        """Return the lengths of files, rows with their location, as `STORED`."""
+        """Return the lengths of files, given by their locations, as `STORED`."""
         lengths = StoredLengths(task_reader(self.state))
         return computed(mapped_files(paths, lambda _: lengths, STORED, self.state, tasks=read_tasks))
 
     def soundness(self, files: Relation) -> Relation:
-        """Return whether files are there and complete, rows with their location and maybe format, as `SOUND`."""
+        """Return how files are damaged, given by their locations and optionally their formats, as `SOUND`."""
         soundness = Soundness(task_reader(self.state))
         return computed(mapped_files(files, lambda _: soundness, SOUND, self.state, tasks=read_tasks))
 
 
-def _is_of(kinds: Iterable[Damage]) -> Sql:
+def _has_kind(kinds: Iterable[Damage]) -> Sql:
     return sql.col("damage").isin(sorted(kind.value for kind in kinds))
 
 
@@ -384,7 +384,7 @@ def _manifest_path(state: TableState) -> sql.Aliased:
     return manifest_path(state.manifests, sql.col(MANIFEST)).alias("manifest_path")
 
 
-def _found(entries: Relation, damage: Damage, problem: Sql, lost_records: Sql | None = None) -> Relation:
+def _as_findings(entries: Relation, damage: Damage, problem: Sql, lost_records: Sql | None = None) -> Relation:
     """Return damaged entries as `FINDINGS`."""
     nothing = sql.lit(None)
     contents = [CONTENTS.get(ContentType(number), "") for number in range(max(CONTENTS) + 1)]

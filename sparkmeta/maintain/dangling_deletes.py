@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
-"""The columns of delete entries that `public_rows` shows."""
+"""The columns of delete entries that `public_rows` needs."""
 
 # The scopes of a delete entry, and the least sequence number of the live data files in each scope.
 _PATH, _PARTITION, _TABLE = "deleted_path", "deleted_partition", "deleted_table"

@@ -33,7 +33,7 @@ _ACTIONS = """
     remove STRUCT<path: STRING>
 """
 _VERSION = "version"
-# Features that change nothing for the files that are read here: these have no deletion vector and no mapped column.
+# Features that don't change how files are read if they have no deletion vectors and no mapped columns.
 _KNOWN_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "deletionVectors", "columnMapping"})
 _MAPPING = "delta.columnMapping.mode"
 
@@ -91,7 +91,7 @@ def delta_table(spark: SparkSession, location: str, log_files: Iterable[str]) ->
 
 
 def unquoted(path: Column) -> Column:
-    """Return paths that are quoted as URIs, in which + stands for itself."""
+    """Decode paths that are quoted as URIs. A plus sign stands for itself."""
     from pyspark.sql import functions as F
 
     return F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 # -- Choose the manifests of a downgrade ------------------------------------------------------------------------------
 # Avro leaves of branches and tags stay, and other leaves are written again. Heads share most of their leaves. Leaves
-# that the same heads have, masked by the same deletion vectors, form a group, whose entries are written once.
+# that the same heads contain, masked by the same deletion vectors, form a group, whose entries are written once.
 
 
 # The values that a leaf's entries depend on: its location, the inherited values, and the deletion vector that masks it.
@@ -69,7 +69,7 @@ _REQUIRED = [
 
 @dataclass(frozen=True)
 class Head:
-    """The snapshot of branches and tags that has a tree.
+    """A snapshot with a tree that branches or tags refer to.
 
     Attributes:
         state: the table at the snapshot.
@@ -91,7 +91,7 @@ class Head:
 
     @cached_property
     def is_kept(self) -> pa.Array:
-        """Which of the state's manifests a manifest list can name: unmasked Avro manifests with all counts."""
+        """A mask of the state's manifests that a manifest list can name: unmasked Avro manifests with all counts."""
         manifests, listed = self.state.manifests, self.state.manifest_files
         is_complete = reduce(pc.and_, (whole(listed.column(name)).is_valid() for name in _REQUIRED))
         of_root = pa.repeat(False, len(manifests) - len(listed))
@@ -167,7 +167,7 @@ def table_heads(state: TableState) -> tuple[Head, ...]:
 
 
 def leaf_groups(heads: Sequence[Head]) -> list[LeafGroup]:
-    """Return the leaves to write, grouped by the heads that have them."""
+    """Return the leaves to write, grouped by the heads that contain them."""
     holders: dict[LeafKey, list[int]] = {}
     for index, head in enumerate(heads):
         for key in head.rewritten:
@@ -244,7 +244,7 @@ class GroupJob:
         form = manifest_format(state, kind, spec_id, self.name, format_version=LIST_VERSION)
         snapshot = state.snapshot
         assert snapshot is not None
-        manifests = self._of_content[content]
+        manifests = self._by_content[content]
         stats = {*types.column_types, *([DELETE_FILE_PATH_ID] if content else [])}
         of_spec = F.col("partition_spec_id") == spec_id
         frame = self._live(manifests, FILE_COLUMNS, stats).where(of_spec)
@@ -263,8 +263,8 @@ class GroupJob:
         return stamped(table, snapshot.snapshot_id, snapshot.sequence_number or 0, row_id)
 
     @cached_property
-    def _of_content(self) -> tuple[pa.Table, pa.Table]:
-        """The leaves of data files, and the leaves of deletes."""
+    def _by_content(self) -> tuple[pa.Table, pa.Table]:
+        """The leaves of data files and the leaves of deletes."""
         manifests = self.group.manifests
         is_data = pc.equal(manifests.column("content_type"), int(ContentType.DATA_MANIFEST))
         return manifests.filter(is_data), manifests.filter(pc.invert(is_data))
@@ -330,7 +330,7 @@ class DowngradeSummary(PlanSummary):
         snapshots: the number of snapshots that stay, including snapshots with a new manifest list.
         snapshots_removed: the ids of snapshots with a tree that no branch or tag refers to.
         statistics_removed: the number of statistics files of removed snapshots.
-        properties_removed: names of table properties that only trees have.
+        properties_removed: the names of table properties that apply only to trees.
         leaves_written: the number of rewritten leaves, including roots. A leaf is counted once for all heads.
     """
 

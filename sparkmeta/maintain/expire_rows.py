@@ -57,7 +57,7 @@ class RowExpiryOptions(BranchOptions):
         self._time()
 
     def bound(self, schema: Schema) -> str:
-        """Return the text of the date or time, as the type of the column has it. Dates and local times are in UTC.
+        """Return the date or time as text for the column's type. Dates and local times are in UTC.
 
         Raises:
             ValidationError: the table has no such column, or it has another type.
@@ -74,7 +74,7 @@ class RowExpiryOptions(BranchOptions):
         return (time if isinstance(kind, _ZONED) else time.replace(tzinfo=None)).isoformat()
 
     def _time(self) -> datetime:
-        """Return `older_than` in UTC. Raises ValidationError if it is no time, or out of the range of datetimes."""
+        """Return `older_than` in UTC. Raises ValidationError if it is not a time, or beyond the range of datetimes."""
         milliseconds = to_millis(self.older_than)
         try:
             if isinstance(self.older_than, datetime):
@@ -94,7 +94,7 @@ class RowExpirySummary(SnapshotPlanSummary):
         files: the number of files that are removed, since all of their rows are older.
         records: the number of rows in these files, including deleted ones.
         bytes: the size of these files.
-        other_files: the number of files that may have older rows, and newer ones.
+        other_files: the number of files that may contain both older and newer rows.
         other_bytes: the size of these files.
         reads_files: whether these files are read, and their older rows are deleted.
     """
@@ -144,12 +144,12 @@ class RowExpiryPlan(SnapshotPlan[TableT]):
 
     @cached_property
     def _matching(self) -> Matching:
-        """The files of the branch that may have older rows."""
+        """The files of the branch that may contain older rows."""
         row_filter = LessThan(self.options.column, self.bound)  # type: ignore[arg-type, call-arg]
         return Matching(self._state, row_filter)
 
     def to_df(self) -> DataFrame:
-        """Return one row for each file that may have rows to delete. May run jobs.
+        """Return one row for each file that may contain rows to delete. May run jobs.
 
         Columns: file_path, partition (if the table has partition fields), record_count, file_size_in_bytes, all_rows
         (whether all rows are deleted, so that the file is removed without being read).

@@ -198,7 +198,7 @@ class ExpiryPlan(TablePlan[TableT]):
         return local_frame(state.spark, snapshot_rows(state))
 
     def to_df(self) -> DataFrame:
-        """Return one row per file that is no longer needed. Runs jobs, unless the driver reads few lists and manifests.
+        """Return one row per file that is no longer needed. Runs jobs, unless the lists and manifests are few.
 
         Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
         "manifest", "manifest list", "root", "manifest deletion vectors", "statistics file", "partition statistics

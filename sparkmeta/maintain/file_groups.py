@@ -1,4 +1,4 @@
-"""Choose the data files that a rewrite improves, by their sizes and deletes, in the groups of Iceberg's actions."""
+"""Choose the data files to rewrite by their sizes and deletes, and group them as Iceberg's actions do."""
 
 from __future__ import annotations
 
@@ -222,14 +222,14 @@ class DataRewriteOptions(BranchOptions):
 
 
 # -- Choose the data files to rewrite ---------------------------------------------------------------------------------
-# A group has files of one partition that a rewrite improves.
+# A group contains files of one partition that a rewrite improves.
 
 
 NUMBER: Final = "number"
 """The column with a chosen group's index in the order of the rewrite."""
 
 PLAN_ORDER: Final = ("manifest_number", "manifest_pos")
-"""The columns that order files as plans of Iceberg do."""
+"""The columns that order files as Iceberg's plans do."""
 
 _GROUP: Final = "group"
 _KEY: Final = "group_key_{}"
@@ -337,10 +337,10 @@ class FileGroups:
 
     @cached_property
     def new_files(self) -> int:
-        """About the number of new files. Runs a job if a group has files of other partition specs.
+        """The approximate number of new files. Runs a job if a group has files of other partition specs.
 
-        A group of such files has several partitions. Only the fields that the specs share distinguish the new
-        partitions, so that there may be more.
+        The files of such a group go to several partitions. Only the fields that the specs share are known to
+        distinguish these, so the true number may be larger.
         """
         live = self.groups.filter(pc.field("files") > pc.field("dead_files"))
         if pc.all(live.column("stays")).as_py() is not False:
@@ -360,7 +360,7 @@ class FileGroups:
 
     @cached_property
     def _chosen(self) -> tuple[pa.Table, Relation]:
-        """The groups that are worth a rewrite, and the files. As in Iceberg, a limit on files cuts the last group."""
+        """The groups that are worth a rewrite, and their files. As in Iceberg, a limit on files cuts the last group."""
         packed = self._packed
         chosen_groups = self._figures(packed, every=self.options.rewrite_all or self.options.chooses_old)
         limit = self.options.max_files_to_rewrite
@@ -378,7 +378,7 @@ class FileGroups:
         return pa.concat_tables(groups), union(where(packed, ~is_last), cut, self.state)
 
     def _figures(self, packed: Relation, *, every: bool) -> pa.Table:
-        """Return the figures of groups, all or those that are worth a rewrite. May run a job."""
+        """Return the figures of all groups, or only of groups that are worth a rewrite. May run a job."""
         spec_id = sql.col("spec_id")
         moves = (spec_id != self.output_spec) | (spec_id != self.state.metadata.default_spec_id)
         public_fields = {field.field_id for field in self.state.types.partition_type.fields}

@@ -160,14 +160,15 @@ def page_body(report: Examined) -> str:
 
 
 def page_parts(report: Examined) -> str:
-    """Return the elements of the page, which have the styles `STYLE` within the class `sm-health`."""
+    """Return the elements of the page. `STYLE` styles them within an element of the class `sm-health`."""
     snapshot = report.state.snapshot
-    of = f"snapshot {snapshot.snapshot_id}, " if snapshot else "no snapshot, "
+    version = f"format version {report.state.metadata.format_version}"
+    version += f", snapshot {snapshot.snapshot_id}" if snapshot else ", no snapshot"
     when = report.examined_at.strftime("%Y-%m-%d %H:%M UTC")
     parts = [
         f"<h1>{_text(report.headline)}</h1>",
         f"<p>{_text(report.state.metadata.location)}</p>",
-        f"<p>format version {report.state.metadata.format_version}, {of}examined {when} in {report.seconds:.1f} s</p>",
+        f"<p>{version}, examined {when} in {report.seconds:.1f} s</p>",
         f'<div class="facts">{"".join(_facts(report))}</div>',
         *(_finding(number, finding) for number, finding in enumerate(report.list_findings, 1)),
         *(['<section class="healthy"><h2>Nothing to do</h2><p>No threshold is exceeded.</p></section>']
@@ -266,9 +267,9 @@ def _depths(report: Examined) -> str:
          f"{depth.most_overlaps:,}")
         for depth in depths[:_MOST_PAGE_DEPTHS]
     ]  # fmt: skip
-    head = "".join(f"<th{_align(place)}>{name}</th>" for place, name in enumerate(names))
+    head = "".join(f"<th{_align(column)}>{name}</th>" for column, name in enumerate(names))
     body = "".join(
-        f"<tr>{''.join(f'<td{_align(place)}>{_text(str(cell))}</td>' for place, cell in enumerate(row))}</tr>"
+        f"<tr>{''.join(f'<td{_align(column)}>{_text(str(cell))}</td>' for column, cell in enumerate(row))}</tr>"
         for row in rows
     )
     note = (
@@ -277,9 +278,9 @@ def _depths(report: Examined) -> str:
     return _html_figure("Clustering depth", note, f"<table><tr>{head}</tr>{body}</table>")
 
 
-def _align(place: int) -> str:
+def _align(column: int) -> str:
     """Return the class of a cell: the first two columns are text, the others numbers."""
-    return ' class="n"' if place > 1 else ""
+    return ' class="n"' if column > 1 else ""
 
 
 def _html_figure(title: str, note: str, picture: str) -> str:
@@ -392,7 +393,7 @@ class HealthReport(Examined):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The table in few numbers, one line each."""
+        """The table's main figures, one line each."""
         entries, layout, history = self.entries, self.layout, self.history
         deletes = (
             f"{entries.deletes.vectors:,} deletion vectors, {entries.deletes.position_files:,} position and "

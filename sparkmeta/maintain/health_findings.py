@@ -96,7 +96,7 @@ _COUNT_BYTES = 4
 
 @dataclass(frozen=True)
 class ExcessStats:
-    """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would not keep.
+    """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would drop.
 
     Attributes:
         columns: the names of their columns, in descending order of bytes; the id for a dropped column.
@@ -136,7 +136,7 @@ def _excess_bytes(column: SampledMetrics, mode: int, type_name: str) -> int:
 
 
 # -- Decide which maintenance a table needs ---------------------------------------------------------------------------
-# The plans of maintenance jobs decide; where there are none, thresholds do.
+# The plans of maintenance jobs decide. Thresholds decide where there is no plan.
 
 
 _FIRST_WITH_VECTORS = 3
@@ -192,8 +192,8 @@ class Finding:
 
 
 SEVERITIES = ("high", "medium", "low")
-"""High: rows may be missed, or each reader works for nothing. Medium: plans and readers open or keep more than they
-need. Low: storage and commits do."""
+"""High: plans or readers may miss rows, or every reader does unnecessary work. Medium: plans and readers open or keep
+more than they need. Low: only storage and commits are affected."""
 # Other kinds are of medium severity.
 _SEVERITY = {
     **dict.fromkeys(("inverted_bounds", "equality_deletes", "dense_deletes"), "high"),
@@ -219,18 +219,18 @@ class Examination:
 
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings, beginning with findings about manifests."""
-        manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
+        manifests = self._tree_findings() if has_tree(self.table.metadata) else self._list_findings()
         others = (
-            self._of_deletes(),
-            self._of_files(),
-            self._of_partitions(),
-            self._of_bounds(),
-            self._of_stats(),
-            self._of_metadata(),
+            self._delete_findings(),
+            self._file_findings(),
+            self._partition_findings(),
+            self._bound_findings(),
+            self._stats_findings(),
+            self._metadata_findings(),
         )
         return (*manifests, *chain.from_iterable(others))
 
-    def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
+    def _remedy(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
         arguments = ", ".join(f"{name}={value}" for name, value in options.items())
         flags = "".join(
             f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in options.items()
@@ -244,14 +244,14 @@ class Examination:
 
     # -- Manifests ---------------------------------------------------------------------------------------------------
 
-    def _of_tree(self) -> Iterator[Finding]:
+    def _tree_findings(self) -> Iterator[Finding]:
         options = CompactionOptions(max_overlap=self.options.max_overlap)
         plan = compaction_of(self.table, self.table.state, options)
         summary = plan.summary()
         if summary.is_empty:
             return
         chosen = {"max_overlap": options.max_overlap} if options.max_overlap != CompactionOptions.max_overlap else {}
-        done = self._done_by("compact_manifests", "compact", **chosen)
+        remedy = self._remedy("compact_manifests", "compact", **chosen)
         leaves = summary.data_leaves + summary.delete_leaves
         before = f"{leaves:,} leaves and {counted(summary.moved_files, 'root file')}"
         gain = f"{before} become about {summary.leaves_after} leaves, without {summary.masked:,} masked entries"
@@ -259,21 +259,21 @@ class Examination:
             count = summary.reasons.get(reason, 0)
             if count:
                 words = problem.format(count=f"{count:,}", overlaps=f"{summary.overlaps:.1f}")
-                yield Finding(kind, count, summary.bytes, words, cost, gain, **done)
+                yield Finding(kind, count, summary.bytes, words, cost, gain, **remedy)
 
-    def _of_lists(self) -> Iterator[Finding]:
+    def _list_findings(self) -> Iterator[Finding]:
         try:
             groups = [] if self.table.metadata.format_version > 3 else self._groups
         except UnsupportedError:  # such as an unknown transform: no plan rewrites these manifests
             return
-        done = self._done_by("rewrite_manifests", "rewrite-manifests")
+        remedy = self._remedy("rewrite_manifests", "rewrite-manifests")
         before, after = sum(len(group.manifests) for group in groups), sum(group.parts for group in groups)
         size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in groups)
         gain = f"{before:,} manifests become about {after:,}, sorted by partition"
         if before - after >= self._merge_count:
             problem = f"{before:,} manifests average {byte_size(size / max(before, 1))}"
             cost = f"a plan opens up to {before:,} files where {after:,} would do"
-            yield Finding("small_manifests", before, size, problem, cost, gain, **done)
+            yield Finding("small_manifests", before, size, problem, cost, gain, **remedy)
         data = [group for group in groups if group.content == ContentType.DATA_MANIFEST]
         overlaps = [int(count) for group in data for count in self._ranges(group).overlaps]
         mean = sum(overlaps) / len(overlaps) if overlaps else 0.0
@@ -281,7 +281,7 @@ class Examination:
             size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in data)
             problem = f"the partition range of a data manifest overlaps {mean:.1f} others on average"
             cost = f"a plan of one partition opens about {mean + 1:.0f} manifests where 1 or 2 would do"
-            yield Finding("overlapping_manifests", len(overlaps), size, problem, cost, gain, **done)
+            yield Finding("overlapping_manifests", len(overlaps), size, problem, cost, gain, **remedy)
 
     @property
     def _groups(self) -> list[ManifestGroup]:
@@ -297,7 +297,7 @@ class Examination:
 
     # -- Deletes -----------------------------------------------------------------------------------------------------
 
-    def _of_deletes(self) -> Iterator[Finding]:
+    def _delete_findings(self) -> Iterator[Finding]:
         entries, dangling = self.entries, self.entries.dangling
         if dangling.files:
             kinds = (
@@ -305,9 +305,9 @@ class Examination:
                 f"and {dangling.vectors:,} deletion vectors apply to no data file"
             )
             cost = f"every plan reads and matches {counted(dangling.files, 'delete')} for nothing"
-            done = self._done_by("remove_dangling_deletes", "remove-dangling-deletes")
+            remedy = self._remedy("remove_dangling_deletes", "remove-dangling-deletes")
             gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes remain"
-            yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
+            yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **remedy)
         metadata = self.table.metadata
         if (count := entries.deletes.equality_files - dangling.equality_files) > 0:
             yield Finding(
@@ -317,10 +317,10 @@ class Examination:
                 f"{counted(count, 'equality delete file')} may apply to any row of older files",
                 "plans match them by partition and statistics, and readers compare their keys with all of these rows",
                 "deletes by position, which plans and readers find by data file",
-                **self._done_by("convert_equality_deletes", "convert-equality-deletes"),
+                **self._remedy("convert_equality_deletes", "convert-equality-deletes"),
             )
-        takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
-        if takes_vectors and entries.deletes.position_files:
+        allows_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
+        if allows_vectors and entries.deletes.position_files:
             count = entries.deletes.position_files
             yield Finding(
                 "position_delete_files",
@@ -329,10 +329,10 @@ class Examination:
                 f"{counted(count, 'position delete file')} of version 2 instead of deletion vectors",
                 "plans match them by partition, and readers open each for every data file of its partition",
                 "each data file has one deletion vector",
-                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+                **self._remedy("rewrite_position_delete_files", "rewrite-position-delete-files"),
             )
         merged = entries.small_puffin.merged(self.limits.puffin_sizes, DeleteRewriteOptions.min_input_files)
-        if takes_vectors and merged is not None:
+        if allows_vectors and merged is not None:
             small = entries.small_puffin
             mean = byte_size(small.bytes / small.files)
             yield Finding(
@@ -342,7 +342,7 @@ class Examination:
                 f"{counted(small.files, 'Puffin file')} have deletion vectors of {mean} on average",
                 "readers open more files than necessary",
                 f"{counted(merged, 'Puffin file')} instead of {small.files:,}",
-                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+                **self._remedy("rewrite_position_delete_files", "rewrite-position-delete-files"),
             )
         if entries.dense_partitions:
             share = f"{self.options.max_deleted_ratio:.0%}"
@@ -359,7 +359,7 @@ class Examination:
 
     # -- Data files --------------------------------------------------------------------------------------------------
 
-    def _of_files(self) -> Iterator[Finding]:
+    def _file_findings(self) -> Iterator[Finding]:
         entries, limits = self.entries, self.limits
         if not entries.files_saved:
             return
@@ -379,7 +379,7 @@ class Examination:
             **self._rewritten(**chosen),
         )
 
-    def _of_partitions(self) -> Iterator[Finding]:
+    def _partition_findings(self) -> Iterator[Finding]:
         """Find a spec whose partitions are too small for data files of a good size, however often they are merged."""
         entries, metadata = self.entries, self.table.metadata
         mean = entries.bytes / max(entries.partitions, 1)
@@ -401,9 +401,9 @@ class Examination:
         """Return the job, call and command that rewrite data files with options; nothing for read-only tables."""
         if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
             return {}
-        return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
+        return self._remedy("rewrite_data_files", "rewrite-data-files", **options)
 
-    def _of_bounds(self) -> Iterator[Finding]:
+    def _bound_findings(self) -> Iterator[Finding]:
         """Find lower bounds that exceed upper bounds, in the sampled entries and in the manifest list."""
         stats, state = self.entries.stats, self.table.state
         summaries = [] if state.tree is not None else [*inverted_summaries(state)]
@@ -420,8 +420,8 @@ class Examination:
             "files that are written again have right bounds; a check of the table names all files",
         )
 
-    def _of_stats(self) -> Iterator[Finding]:
-        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", rewrite_all=True)
+    def _stats_findings(self) -> Iterator[Finding]:
+        rewritten = self._remedy("rewrite_data_files", "rewrite-data-files", rewrite_all=True)
         excess = ExcessStats.of(self.table.state, self.entries.stats)
         if excess.ratio < self.options.max_excess_stats_ratio:
             return
@@ -439,9 +439,9 @@ class Examination:
 
     # -- Metadata ----------------------------------------------------------------------------------------------------
 
-    def _of_metadata(self) -> Iterator[Finding]:
+    def _metadata_findings(self) -> Iterator[Finding]:
         history = self.history
-        expiry = self._done_by("expire_snapshots", "expire-snapshots") if history.may_expire else {}
+        expiry = self._remedy("expire_snapshots", "expire-snapshots") if history.may_expire else {}
         refusal = "" if history.may_expire else "; the table property gc.enabled is false, so nothing expires"
         if history.expired or history.expired_refs:
             refs = f" and {counted(len(history.expired_refs), 'branch or tag')}" if history.expired_refs else ""
@@ -470,11 +470,11 @@ class Examination:
                 command=f"sparkmeta {kind} {self.source} {shlex.quote(first)} --remove --commit",
             )
         if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
-            done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
+            remedy = self._remedy("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
             shrinks = history.expired or history.expired_refs or history.unused_schemas
             if not shrinks:
                 # A schedule may set another age for snapshots.
-                done = {name: value for name, value in done.items() if name not in ("call", "command")}
+                remedy = {name: value for name, value in remedy.items() if name not in ("call", "command")}
             less = "fewer snapshots, schemas and partition specs; " if shrinks and history.may_expire else ""
             yield Finding(
                 "large_metadata_json",
@@ -483,7 +483,7 @@ class Examination:
                 f"the metadata file is {byte_size(history.metadata_json_bytes)}: {self._contents()}{refusal}",
                 "every load of the table parses it, and every commit writes it",
                 f"{less}the table property write.metadata.compression-codec=gzip makes it smaller",
-                **(done if history.may_expire else {}),
+                **(remedy if history.may_expire else {}),
             )
 
     def _contents(self) -> str:

@@ -117,23 +117,23 @@ class SampledStats:
 def sampled(manifests: pa.Table) -> pa.Table:
     """Return an even sample of a snapshot's data manifests, without the files of a root."""
     files = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
-    places = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
+    indices = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
     # The first sampled manifest is in the middle, where the files of neither the oldest nor the newest writer are.
-    ordered = [int(place) for place in sorted(places, key=lambda place: abs(int(place) - len(files) // 2))]
+    ordered = [int(index) for index in sorted(indices, key=lambda index: abs(int(index) - len(files) // 2))]
     counts = live_counts(files).to_pylist()
     chosen, entries = list[int](), 0
-    for place in ordered if len(files) else []:
-        if chosen and entries + (counts[place] or _MOST_ENTRIES) > _MOST_ENTRIES:
+    for index in ordered if len(files) else []:
+        if chosen and entries + (counts[index] or _MOST_ENTRIES) > _MOST_ENTRIES:
             break
-        chosen.append(place)
-        entries += counts[place] or _MOST_ENTRIES
+        chosen.append(index)
+        entries += counts[index] or _MOST_ENTRIES
     return files.take(pa.array(sorted(chosen), pa.int64()))
 
 
 def digest(manifests: pa.Table) -> Aliased:
-    """Return a column: the metrics of an entry as structs of column id, bytes and whether it is a bound.
+    """Return a column of an entry's metrics: structs of column id, bytes and whether it is a bound.
 
-    If there are many entries, only an even sample of them has digests. The digests of other entries are empty.
+    If there are many entries, only an even sample of them has digests. Other entries have empty digests.
     """
     entries = sum(count or _MOST_ENTRIES for count in live_counts(manifests).to_pylist())
     step = max(1, entries // _MOST_DIGESTS)
@@ -165,7 +165,7 @@ def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
 
 
 def inverted_bounds(columns: Mapping[int, str]) -> Aliased:
-    """Return a column: the file and the first column whose lower bound is above the upper one, or null."""
+    """Return a column that names the file and its first column with inverted bounds; null if there is none."""
     cases: list[Sql] = []
     for field_id, type_name in columns.items():
         lower, upper = (sql.col(f"{CONTENT_STATS}.`{field_id}`.{name}") for name in BOUNDS)
@@ -224,7 +224,7 @@ class PlacedBar(NamedTuple):
 def placed_bars(ranges: LeafRanges, limit: int) -> Iterator[PlacedBar]:
     """Yield the bars of manifests. If there are more than `limit`, choose an even sample.
 
-    A manifest with a single value has a width of its own. It is between the ranges that end with the value and the
+    A manifest with a single value is drawn with a width. It lies between the ranges that end with the value and the
     ranges that begin with it. Steps of the order that no range covers have no width.
     """
     order = ranges.order
@@ -238,11 +238,11 @@ def placed_bars(ranges: LeafRanges, limit: int) -> Iterator[PlacedBar]:
     stops = np.where(is_point, starts + 1, upper + np.searchsorted(lower[is_point], upper))
     longest = int(stops.max(initial=1))
     ends: list[tuple[int, int]] = []
-    for at in np.linspace(0, len(order) - 1, min(len(order), limit)).astype(np.int64):
-        start, end = int(starts[at]), int(stops[at])
+    for index in np.linspace(0, len(order) - 1, min(len(order), limit)).astype(np.int64):
+        start, end = int(starts[index]), int(stops[index])
         row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
         heapq.heappush(ends, (end, row))
-        yield PlacedBar(int(order[at]), start / longest, end / longest, row)
+        yield PlacedBar(int(order[index]), start / longest, end / longest, row)
 
 
 # -- Measure the sizes and overlaps of manifests ----------------------------------------------------------------------
@@ -310,7 +310,9 @@ def measure_layout(state: TableState, columns: Mapping[int, str], bounds: Mappin
     live = live_manifests(state.manifests)
     in_root = pc.equal(live.column("file_format"), IN_ROOT)
     files, root = live.filter(pc.invert(in_root)), live.filter(in_root)
-    data, deletes = (_of(files, content) for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST))
+    data, deletes = (
+        _of_content(files, content) for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+    )
     keyed = ClusteredManifests.of(state, data, bounds)
     specs = Counter(data.column("partition_spec_id").to_pylist())
     spec_id = max(specs, key=lambda spec: (specs[spec], spec), default=state.metadata.default_spec_id)
@@ -397,8 +399,8 @@ def _summary_stats(manifests: pa.Table) -> dict[int, pa.Array]:
 def _column_stats(manifests: pa.Table, bounds: Mapping[int, ManifestBounds]) -> dict[int, pa.Array]:
     stats = {}
     for field_id, of_column in bounds.items():
-        places = pc.index_in(manifests.column(MANIFEST).combine_chunks(), of_column.manifest)
-        lower, upper = of_column.lower.take(places), of_column.upper.take(places)
+        rows = pc.index_in(manifests.column(MANIFEST).combine_chunks(), of_column.manifest)
+        lower, upper = of_column.lower.take(rows), of_column.upper.take(rows)
         stats[field_id] = _stats(lower, upper, pa.repeat(False, len(lower)))
     return stats
 
@@ -410,7 +412,7 @@ def _stats(lower: pa.Array, upper: pa.Array, contains_null: pa.Array) -> pa.Stru
     return pa.StructArray.from_arrays([lower, upper, nulls, values], names=names)
 
 
-def _of(manifests: pa.Table, content: ContentType) -> pa.Table:
+def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
     return manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
 
 
@@ -419,9 +421,9 @@ def _total(manifests: pa.Table, name: str) -> int:
 
 
 # -- Measure the live entries of a snapshot ---------------------------------------------------------------------------
-# Each manifest is read once, by the driver if they are few, otherwise by Spark jobs. Deletes are read first. Then data
-# files are read, and aggregated by manifest, partition and size. Spark keeps the result, and all figures are queries
-# over it. If deletes name their data files, it also keeps hashes of all paths.
+# Each manifest is read once, by the driver if there are few manifests, otherwise by Spark jobs. Deletes are read first.
+# Then data files are read, and aggregated by manifest, partition and size. Spark keeps the result, and all figures are
+# queries over it. If deletes name their data files, it also keeps hashes of all paths.
 
 
 _KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
@@ -512,7 +514,7 @@ class EntryFigures:
         files_saved: the number of files that a merge of the small files would save.
         dense_partitions: the number of partitions with too many deleted rows.
         dense_files: the data files in dense partitions.
-        crowded: the partitions with most small files.
+        crowded: the partitions with the most small files.
         densest: the partitions with the largest share of deleted rows.
         deletes: all delete entries.
         dangling: the delete entries that apply to no live data file.
@@ -577,7 +579,7 @@ class _Measurement:
             stats=sampled_stats(self._sample, len(self._sampled_manifests), len(self._data_manifests)),
         )
 
-    # -- What is read -------------------------------------------------------------------------------------------------
+    # -- Read ---------------------------------------------------------------------------------------------------------
 
     def _refuse_many(self) -> None:
         """Refuse many entries where there is no Spark.
@@ -606,7 +608,8 @@ class _Measurement:
         """Return the live entries of manifests."""
         state = self.state
         if self._on_driver:
-            # A manifest that the cache lost in the meantime is read by tasks. The driver's keys are not Spark's hashes.
+            # Collect the entries: tasks read a manifest that the cache has evicted since, and the driver's keys are not
+            # Spark's hashes.
             entries: Relation = collected(state.relation(manifests, projection, Placement.DRIVER))
         else:
             entries = state.entries(manifests, projection)
@@ -642,7 +645,7 @@ class _Measurement:
 
     @property
     def _names_files(self) -> bool:
-        """Whether some delete names its data file."""
+        """Whether any delete names its data file."""
         return self._delete_counts[_NAMED] > 0
 
     @cached_property
@@ -704,14 +707,14 @@ class _Measurement:
             first = relation.union(first, rows, self.state)
         return first
 
-    # -- What is aggregated -------------------------------------------------------------------------------------------
+    # -- Aggregate ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _groups(self) -> Relation:
         """The data files by manifest, partition and size, computed once."""
         size = sql.col("bytes")
         is_small = size < self.limits.small_bytes
-        # A little more than the logarithm, since the logarithm of a power of two may be a little less than whole.
+        # Add a little, since the computed logarithm of a power of two may be slightly less than a whole number.
         logarithm = sql.call("floor", sql.call("log2", sql.call("greatest", size, 1)) + 1e-9)
         size_bin = sql.call("least", logarithm, _LARGEST_BIN).cast("int").alias(_BIN)
         figures = {
@@ -784,11 +787,11 @@ class _Measurement:
         if not self.columns:
             return {}
         ends = [
-            (f"{end}_{field_id}", which, f"without_{field_id}")
+            (f"{end}_{field_id}", aggregate, f"without_{field_id}")
             for field_id in self.columns
-            for which, end in (("min", "lower"), ("max", "upper"))
+            for aggregate, end in (("min", "lower"), ("max", "upper"))
         ]
-        figures = {name: sql.call(which, sql.col(name)) for name, which, _ in ends}
+        figures = {name: sql.call(aggregate, sql.col(name)) for name, aggregate, _ in ends}
         figures |= {without: _sum(without) for _, _, without in ends}
         known = {name: sql.when(sql.col(without) == 0, sql.col(name)) for name, _, without in ends}
         by_manifest = grouped(self._groups, sql.columns(MANIFEST), sql.named(figures))
@@ -802,8 +805,8 @@ class _Measurement:
     # -- Deletes -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _of_files(self) -> Relation:
-        """The deletes of a single data file, each with the file, and whether it applies to it, computed once."""
+    def _file_deletes(self) -> Relation:
+        """The deletes that name their data file, each with the file and whether it applies, computed once."""
         assert self._deletes is not None
         data = columns_of(self._data, {_DATA_PATH: _PATH, _DATA_SEQUENCE: _SEQUENCE, _DATA_KEY: _KEY})
         named = beside(where(self._deletes, sql.col(_PATH).isNotNull()), data, _PATH, _DATA_PATH)
@@ -816,10 +819,9 @@ class _Measurement:
     def _deleted(self) -> Relation:
         """The number of deleted rows of each data file, counted as rewrites of data files count them.
 
-        The counted deletes are the ones whose entry names the file. A deletion vector supersedes its file's other
-        deletes.
+        Only deletes whose entry names the file count. A deletion vector supersedes its file's other deletes.
         """
-        applied = where(self._of_files, sql.col("is_named") & sql.col(_APPLIES))
+        applied = where(self._file_deletes, sql.col("is_named") & sql.col(_APPLIES))
         records, keys = sql.col("records"), [sql.col(_DATA_KEY).alias(_KEY), *sql.columns(_DATA_PATH)]
         of_vectors = sql.call("sum", sql.when(sql.col("is_vector"), records))
         by_file = grouped(applied, keys, sql.named({"of_vectors": of_vectors, "records": sql.call("sum", records)}))
@@ -844,7 +846,7 @@ class _Measurement:
         newer = sql.when(sql.col("content") == _EQUALITY, known < sequence).otherwise(known <= sequence)
         dangling = _deletes_of(where(scoped, ~(known.isNotNull() & sql.coalesce(newer, True))))
         if self._names_files:
-            of_files = _deletes_of(where(self._of_files, ~sql.col(_APPLIES)))
+            of_files = _deletes_of(where(self._file_deletes, ~sql.col(_APPLIES)))
             dangling = relation.union(dangling, of_files, self.state)
         return _figures(_counted(dangling))
 
@@ -947,7 +949,7 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
     others = {name: ref for name, ref in permitted.refs.items() if name not in old}
     without = choose_expired(permitted.model_copy(update={"refs": others}), rules) if old else expired
     gone = {snapshot.snapshot_id for snapshot in expired.snapshots}
-    # Snapshots of trees do not tell which specs they use. If there are any, expiry keeps all specs and schemas.
+    # Snapshots with trees do not record which specs they use. If there are any, expiry keeps all specs and schemas.
     specs = None if table.state.has_trees else {spec.spec_id for spec in metadata.partition_specs}
     remaining = without_expired(permitted, expired, specs, now_ms)
     statistics = [*metadata.statistics, *metadata.partition_statistics]

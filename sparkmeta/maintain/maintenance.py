@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class Maintenance(Generic[TableT]):
     """The maintenance operations of a table. Each operation returns a plan; nothing changes before its `commit()`.
 
-    The arguments of a method are the fields of its class of options. `help` describes them, and the command line and
-    the jobs have them as options.
+    The arguments of a method are the fields of its options class. `help` describes them. The command line and the jobs
+    accept them as options.
 
     Attributes:
         table: the table.
@@ -60,8 +60,7 @@ class Maintenance(Generic[TableT]):
         Options have the names of Iceberg's procedure `rewrite_data_files` and choose the same files. Files are grouped
         by partition. Rows stay the same, including their `_row_id` and `_last_updated_sequence_number`. A file whose
         rows are all deleted by a deletion vector is removed without being read. Executors read and write the files; the
-        driver does so if they are few and stay in their partitions.
-        `sort_order` is a text, or pyiceberg's SortOrder.
+        driver does so if they are few and stay in their partitions. `sort_order` is a string or pyiceberg's SortOrder.
 
         Raises:
             ValidationError: an option or table property is out of range, or a column or branch is unknown.
@@ -96,8 +95,8 @@ class Maintenance(Generic[TableT]):
         applies to, merged with the file's other position deletes. Deletion vectors in small Puffin files move to larger
         ones. In version 2, position delete files of unsuitable sizes become Parquet files per data file or partition,
         according to `write.delete.granularity` (default `file`). Positions in data files that a delete file does not
-        apply to are dropped, and so are copies of deleted rows. The table's rows stay the same. Executors read and
-        write the files.
+        apply to are dropped, and so are the deleted rows that delete files may store. The table's rows stay the same.
+        Executors read and write the files.
 
         Raises:
             ValidationError: an option or table property is out of range, or the branch is unknown.
@@ -109,13 +108,13 @@ class Maintenance(Generic[TableT]):
 
     @takes_options(EqualityConversionOptions)
     def convert_equality_deletes(self, options: EqualityConversionOptions) -> EqualityConversionPlan[TableT]:
-        """Plan to replace equality deletes by deletion vectors, or by position delete files in version 2.
+        """Plan to replace equality deletes with deletion vectors, or with position delete files in version 2.
 
         Executors read the key columns of the data files that the deletes may apply to, judging by partition, sequence
         number and statistics, and write deletes of the rows that have these keys. Converted delete files are removed.
         Rows and data files stay the same. `max_files` and `max_bytes` limit a run to the oldest deletes. At least the
         deletes of one commit are converted, so that repeated runs convert all. New data files and new equality deletes
-        of other commits are no conflict.
+        of other commits do not conflict.
 
         Raises:
             ValidationError: an option or table property is out of range, or the branch is unknown.
@@ -129,11 +128,11 @@ class Maintenance(Generic[TableT]):
     def health(self, options: HealthOptions) -> HealthReport:
         """Measure the table's metadata and report what maintenance it needs: `print(table.maintenance.health())`.
 
-        Each manifest of the current snapshot is read once, by the driver without Spark if they are few, otherwise by
-        executors. Nothing changes. The plans of `compact_manifests`
-        (for trees), `rewrite_manifests` and `expire_snapshots` decide what these operations would do. Other thresholds
-        are table properties: `commit.manifest.min-count-to-merge` (100), the minimum number of manifests that a rewrite
-        must save; `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.
+        Each manifest of the current snapshot is read once, by the driver without Spark if there are few, otherwise by
+        executors. Nothing changes. The plans of `compact_manifests` (for trees), `rewrite_manifests` and
+        `expire_snapshots` decide what these operations would do. Other thresholds are table properties:
+        `commit.manifest.min-count-to-merge` (100), the minimum number of manifests that a rewrite must save;
+        `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.
 
         Raises:
             ValidationError: an option or table property is out of range, or a column is unknown.
@@ -327,7 +326,7 @@ class Maintenance(Generic[TableT]):
 
     @takes_options(ConvertTreeOptions)
     def convert_tree(self, options: ConvertTreeOptions) -> ConversionPlan[TableT]:
-        """Plan to convert the metadata tree to the layout of the proposal, or to the one of the Iceberg project.
+        """Plan to convert the metadata tree to the layout of the proposal, or to the Iceberg project's layout.
 
         The head of each branch gets a snapshot with a tree in the new layout. Entries keep their sequence numbers and
         row ids. Earlier snapshots keep their trees, which stay readable for this package; no other engine reads both
@@ -344,9 +343,9 @@ class Maintenance(Generic[TableT]):
     def rewrite_table_path(self, options: PathOptions) -> PathPlan[TableT]:
         """Plan to write the table's metadata for another location: another store, bucket or folder.
 
-        The commit writes rewritten metadata and position deletes to a staging folder, and a list of all files with
-        where to copy them from and to. The table itself does not change. Its snapshots, branches and tags are kept.
-        With `start_version`, only files that later versions need are rewritten and listed. Executors read and write the
+        The commit writes rewritten metadata and position deletes to a staging folder, with a list of the source and
+        target of each file to copy. The table itself does not change. Its snapshots, branches and tags are kept. With
+        `start_version`, only files that later versions need are rewritten and listed. Executors read and write the
         files. After the copy, `Catalog.register_table` gives the table a name in a catalog.
 
         Raises:

@@ -199,7 +199,7 @@ def _resolved(name: str, equal: Mapping[str, str]) -> str:
 
 
 # -- List the files below a location ----------------------------------------------------------------------------------
-# Spark tasks list them, or an inventory has them.
+# Spark tasks list them, or an inventory contains them.
 
 
 # The types of an inventory's columns.
@@ -218,10 +218,10 @@ FILES = ("path", "length", "modified_ms")
 
 
 def walked_files(state: TableState, reader: ExecutorReader, location: str, hidden: str) -> Relation:
-    """List the files below a location, and return their `FILES` columns. If there are many, runs jobs.
+    """Return the files below a location, as `FILES`. Runs jobs if there are many.
 
-    The driver lists few folders. Otherwise tasks list each folder of the upper levels separately, then whole folders
-    with all levels below.
+    The driver lists the folders if they are few. Otherwise tasks list each folder of the upper levels separately, then
+    whole subtrees.
 
     Args:
         state: the table.
@@ -230,12 +230,12 @@ def walked_files(state: TableState, reader: ExecutorReader, location: str, hidde
         hidden: a pattern of hidden names; see `hidden_pattern`. Folders with such names in the upper levels are left
             out.
     """
-    few = _few_walked(reader, location, hidden) if state.access.driver is not None else None
-    return _walked_by_tasks(state.spark, reader, location, hidden) if few is None else few
+    files = _walked_on_driver(reader, location, hidden) if state.access.driver is not None else None
+    return _walked_by_tasks(state.spark, reader, location, hidden) if files is None else files
 
 
-def _few_walked(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
-    """List the files below a location on the driver; None if there are many folders or files."""
+def _walked_on_driver(reader: ExecutorReader, location: str, hidden: str) -> pa.Table | None:
+    """Return the files below a location, listed by the driver; None if there are many folders or files."""
     levels, folders, listed = [pa.Table.from_batches([], WALKED)], pa.table([[location]], _FOLDERS), 0
     limit = FEW_ROWS if is_local(location) else _MOST_STORED
     is_visible = ~finds(name_of(sql.col("path")), hidden)
@@ -294,7 +294,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
 
 
 def with_local_status(files: Relation) -> Relation:
-    """Return local files that still exist, with their lengths and times, which a listing leaves out.
+    """Return the local files that still exist, with their lengths and times, which a listing lacks.
 
     Args:
         files: `FILES`, and other columns.
@@ -332,7 +332,7 @@ class _Walker:
 # -- Other tables that share a location, by metadata files ------------------------------------------------------------
 
 
-# Bytes at the beginning of a metadata file that have the table's uuid, if a common library wrote the file.
+# Bytes at the beginning of a metadata file. They contain the table's uuid in files of common libraries.
 _HEAD_BYTES = 1 << 16
 _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _IS_GZIP = b"\x1f\x8b"
@@ -357,7 +357,7 @@ class OtherTables(NamedTuple):
 
 
 def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: Relation) -> OtherTables:
-    """Find the other tables whose folders are below a folder or above it. If many files are listed, runs jobs.
+    """Find the other tables whose folders are below or above a folder. Runs jobs if many files are listed.
 
     A table's folder is the folder above `metadata`. In the table's own folder, and in folders that contain `folder`,
     metadata files without the table's uuid belong to another table, unless the table's log names them. If the current
@@ -406,7 +406,7 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
 
 
 def _refuse_copy(table: BaseTable, files: Relation) -> None:
-    """Raise ValidationError if the table's location has its current metadata file, and it was opened elsewhere.
+    """Raise ValidationError if the table was opened elsewhere, and its location contains its current metadata file.
 
     Args:
         table: the table.
@@ -429,7 +429,7 @@ def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) ->
 
 
 def _table_key() -> Sql:
-    """Return the folder of the table that has a metadata file, by the file's `key`."""
+    """Return the folder of the table that a metadata file belongs to, by the file's `key`."""
     pattern, key = rf"(?s)^(.*?/)(?:{METADATA}/)?[^/]*$", sql.col("key")
     compiled = re.compile(pattern)
     return of_text(sql.call("regexp_extract", key, pattern, 1), key, lambda text: compiled.sub(r"\1", text))
@@ -457,9 +457,9 @@ class _MetadataFolders:
 
 @dataclass(frozen=True)
 class _UuidReader:
-    """Reads the uuids of tables from their metadata files; null for a file without. Picklable.
+    """Reads the uuids of tables from their metadata files; null for a file without one. Picklable.
 
-    Missing files, and files that end before they say anything, are skipped.
+    Skips missing files, and files that end before they show what they are.
     """
 
     reader: ExecutorReader

@@ -146,7 +146,7 @@ class OrphanOptions(Options):
 # -- The plan to delete files that the table does not need ------------------------------------------------------------
 
 
-# Maximum number of folders, and of pairs of prefixes, to name.
+# Maximum number of folders, or of pairs of prefixes, that a message names.
 _NAMED = 10
 _COMPARED = ("newest", "has_prefix", "is_below")
 _MISMATCHED = "is_mismatched"
@@ -159,7 +159,8 @@ class OrphanRules:
     Attributes:
         folder: the folder that contains orphans, with equal schemes and authorities.
         older_than_ms: orphans were modified before this time, in milliseconds since 1970.
-        mismatch: what to do about files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
+        mismatch: what to do about files that the table names under another scheme or authority: ERROR, IGNORE or
+            DELETE.
         shared_location: whether the folder may be shared with another table.
     """
 
@@ -175,12 +176,12 @@ class OrphanSummary(PlanSummary):
 
     Attributes:
         location: the folder that was searched.
-        older_than: files that were modified at this time or later stay, whether anything needs them or not.
+        older_than: files modified at this time or later stay, whether they are needed or not.
         listed: the number of files below the location, except hidden ones.
         files: content ("data", "metadata" or "unfinished write") -> the number of orphans.
         bytes: content -> the orphans' bytes, as far as an inventory records them.
         elsewhere: the number of files that the table needs outside the location.
-        mismatched: the number of old files that stay, since the table has them under another scheme or authority.
+        mismatched: the number of old files that stay, since the table names them under another scheme or authority.
         other_tables: some folders of other tables below the location; their files stay.
     """
 
@@ -262,10 +263,10 @@ class OrphanPlan(Plan[TableT, Deletion]):
         return self._summary
 
     def commit(self) -> Deletion:
-        """Delete the orphans, many by tasks. Deleted files can't be restored.
+        """Delete the orphans, by tasks if there are many. Deleted files can't be restored.
 
-        If the table has changed since the search, files that it needs by now stay. It is not an error if a file can't
-        be deleted: the file is counted, and the next plan retries it. A second call deletes nothing.
+        If the table has changed since the search, files that it has come to need stay. It is not an error if a file
+        can't be deleted: the file is counted, and the next plan retries it. A second call deletes nothing.
 
         Returns:
             The outcome of the first call that raised no error.
@@ -336,7 +337,8 @@ class OrphanPlan(Plan[TableT, Deletion]):
             files = self._listed
             if first(self._other_tables) is not None:
                 files = self._outside(files, self._other_tables)
-            # The table is loaded after the listing, so that it has the files of commits that ended before it.
+            # The table is loaded after the listing, so that it names the files of all commits that ended before the
+            # listing.
             return self._unneeded(self.table.refresh(), files)
 
     def _comparable(self, files: Relation, needed: Relation, state: TableState) -> tuple[Relation, Relation]:
@@ -348,7 +350,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         return files, (needed if isinstance(files, pa.Table) else frame_of(needed, state))
 
     def _outside(self, files: Relation, folders: Relation) -> Relation:
-        """Return the files that are below none of some folders, rows of `key`."""
+        """Return the files that are outside all of the folders, rows of `key`."""
         if isinstance(files, pa.Table) and isinstance(folders, pa.Table):
             keys = tuple(folders.column("key").to_pylist())
             paths = map(path_of, files.column("path").to_pylist())
@@ -435,8 +437,8 @@ def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
 def _refuse_link(table: BaseTable, folder: Folder, needed: Relation) -> None:
     """Raise ValidationError if a local folder is a link, and the table names files in the link's target.
 
-    A listing has such files under the link's path, where nothing needs them. If a tree has relative locations, the link
-    is its location.
+    A listing shows such files under the link's path, by which the table does not name them. If a tree has relative
+    locations, the link is the tree's location.
     """
     if not is_local(folder.location):
         return
@@ -481,9 +483,9 @@ def _refuse_mismatched(folder: Folder, mismatched: Relation, needed: Relation) -
         return
     path = sql.col("path")
     keyed = select(needed, [folder.key_of(path).alias("key"), prefix_of(path).alias("prefix")])
-    both = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
+    same_paths = pairs(keyed, some_columns(mismatched, ("key", "path")), "key")
     count, least = sql.call("sum", 1).alias("files"), sql.call("min", path).alias("path")
-    distinct = some_columns(grouped(both, sql.columns("prefix", "path"), [count]), ("prefix", "path"))
+    distinct = some_columns(grouped(same_paths, sql.columns("prefix", "path"), [count]), ("prefix", "path"))
     by_prefix = collected(grouped(distinct, sql.columns("prefix"), [count, least]))
     rows = by_prefix.sort_by("prefix").slice(0, _NAMED).to_pylist()
     listed = "; ".join(f"{row['prefix']} has {row['files']} files, such as {row['path']}" for row in rows)

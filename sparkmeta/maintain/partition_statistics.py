@@ -96,7 +96,7 @@ def full_sums(state: TableState) -> DataFrame:
 
 
 def _removed(state: TableState) -> list[DataFrame]:
-    """Return the files that a tree's snapshot removed; none if they are unknown since its parent has expired."""
+    """Return the files that a tree's snapshot removed; none if they are unknown because its parent has expired."""
     snapshot = state.snapshot
     assert snapshot is not None
     # Leaves that a compaction dropped need not be read.
@@ -319,7 +319,7 @@ def _refuse_shared_ids(state: TableState) -> None:
 
 
 def _newest_base(state: TableState) -> Base | None:
-    """Return the statistics of the snapshot or of its nearest ancestor that has any; None if none has."""
+    """Return the statistics of the snapshot, or of its nearest ancestor with any; None if there are none."""
     assert state.snapshot is not None
     since: list[Snapshot] = []
     for snapshot in ancestors_of(state.metadata, state.snapshot.snapshot_id):

@@ -51,16 +51,16 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Plan(ABC, Generic[TableT, DoneT]):
-    """A plan to maintain a table, carried out by `commit`. Nothing changes before.
+    """A plan to maintain a table, carried out by `commit`. Nothing changes before that.
 
     All maintenance operations return plans, and so do `purge_table`, `snapshot_table` and `migrate_table` of a
-    `Catalog`. Some plans have more members than these. The reference of `Maintenance` names them.
+    `Catalog`. Some plans have further members, which the reference of `Maintenance` names.
 
     Attributes:
         table: the table.
     """
 
-    # What a commit does, for its progress.
+    # What a commit does, shown as its progress.
     _doing: ClassVar[str] = "Committing"
 
     table: TableT
@@ -77,7 +77,7 @@ class Plan(ABC, Generic[TableT, DoneT]):
     def to_df(self) -> DataFrame:
         """Return one row for each file that the plan rewrites, reads for statistics, or deletes. May run jobs.
 
-        Each plan has columns of its own. All have `file_path`.
+        Each plan has its own columns. All have `file_path`.
         """
 
     def commit(self) -> DoneT:
@@ -130,7 +130,7 @@ class Plan(ABC, Generic[TableT, DoneT]):
 
 
 def progress_of(plan: Plan[Any, Any]) -> str:
-    """Return the text that the progress of a plan's commit has."""
+    """Return the text that is shown while a plan is committed."""
     return plan._doing
 
 

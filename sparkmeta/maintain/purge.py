@@ -58,7 +58,7 @@ class PurgePlan(Plan[BaseTable, Deletion | None]):
     Files shared with other tables are deleted as well. Files that no snapshot references are kept.
 
     Attributes:
-        by_catalog: whether the catalog then deletes the table's files itself.
+        by_catalog: whether the catalog deletes the table's files itself.
     """
 
     _doing = "Dropping the table"
@@ -79,7 +79,7 @@ class PurgePlan(Plan[BaseTable, Deletion | None]):
         return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
 
     def commit(self) -> Deletion | None:
-        """Drop the table, then delete its files, few by the driver and many by tasks. This can't be undone.
+        """Drop the table, then delete its files, by tasks if there are many. This can't be undone.
 
         If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
         nothing is dropped. A second call does nothing.

@@ -81,7 +81,7 @@ _IS_READABLE = sql.col("content").isin([MANIFEST, ROOT]) & ~sql.col("removed")
 _HAS_LIVE = ~sql.col("has_live").eqNullSafe(False)
 # Maximum number of paths that are sent to tasks.
 _MOST_SENT = 1 << 17
-# An entry takes as little as 12 bytes of a leaf, and 300 bytes of the driver's memory.
+# An entry can occupy as little as 12 bytes of a leaf, but it takes 300 bytes of the driver's memory.
 _LEAF_DENSITY = 8
 
 
@@ -106,9 +106,9 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
     with translated_errors():
         manifests = computed(_listed(state, expired))
         if not content_files or first(manifests, _IS_READABLE & ~sql.col("retained")) is None:
-            return computed(_unneeded(_of_metadata(state, manifests, expired)))
+            return computed(_unneeded(_metadata_files(state, manifests, expired)))
         to_read, other_manifests, contents = _manifests_to_read(state, manifests, expired)
-        reached = union(_of_metadata(state, manifests, expired), _content_files(state, to_read, REACHED), state)
+        reached = union(_metadata_files(state, manifests, expired), _content_files(state, to_read, REACHED), state)
         unneeded = computed(_unneeded(reached))
         files = _columns(where(unneeded, sql.col("content").isin(contents)), ["path"])
         allowed = state.access.limit(_MOST_SENT)
@@ -129,7 +129,7 @@ class FileCounts(NamedTuple):
 
 
 def count_files(files: Relation) -> FileCounts:
-    """Count files, rows of `UNREACHABLE`. For many, runs a job."""
+    """Count files, rows of `UNREACHABLE`. Runs a job if there are many."""
     counts = {"files": sql.call("sum", 1), "bytes": sql.call("sum", sql.col("length"))}
     counted = grouped(files, sql.columns("content"), sql.named(counts))
     # Without checkpoints, the job also computes which files these are.
@@ -145,7 +145,7 @@ def count_files(files: Relation) -> FileCounts:
 
 
 def public_files(files: DataFrame) -> DataFrame:
-    """Return files, rows of `UNREACHABLE`, in the form for plans: without missing files."""
+    """Return files, rows of `UNREACHABLE`, as rows of plans, without missing files."""
     existing = files.where(F.col("content") != MISSING)
     return existing.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
 
@@ -159,7 +159,7 @@ def reachable_paths(state: TableState) -> Relation:
     """
     with translated_errors():
         manifests = computed(_listed(state, ()))
-        of_metadata = _columns(_of_metadata(state, manifests, ()), ["path"])
+        of_metadata = _columns(_metadata_files(state, manifests, ()), ["path"])
         return union(of_metadata, _content_files(state, manifests, PATHS), state)
 
 
@@ -181,7 +181,7 @@ def _unneeded(reached: Relation) -> Relation:
 
 
 def _chosen(values: Iterable[tuple[Sql, Any]]) -> Sql:
-    """Return the value of the condition that is true; null if none is."""
+    """Return the value of the first condition that is true; null if none is."""
     (condition, value), *others = values
     result = sql.when(condition, value)
     for condition, value in others:
@@ -192,15 +192,16 @@ def _chosen(values: Iterable[tuple[Sql, Any]]) -> Sql:
 def _manifests_to_read(
     state: TableState, manifests: Relation, expired: Collection[int]
 ) -> tuple[Relation, Relation, list[str]]:
-    """Divide manifests, rows of `LISTED`, into those to read first, and those to read if files would be deleted.
+    """Divide manifests, rows of `LISTED`, by whether to read them first, or only before files are deleted.
 
     Returns:
-        The expired manifests, with the retained manifests that are likely to share a file with them. The other retained
-        manifests that may do so. The contents of the files that the others may list.
+        The expired manifests, with the retained manifests that are likely to share a file with them; the other retained
+        manifests that may share one; and the contents of the files that the other manifests may list.
     """
     readable = where(manifests, _IS_READABLE)
     if state.has_trees:
-        # Leaves of one snapshot hardly list the same file. Files of its dropped leaves are in newer leaves, if in any.
+        # Leaves of one snapshot rarely list the same file. If retained snapshots keep files of a dropped leaf, newer
+        # leaves list them.
         snapshots = (snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in expired)
         oldest = min(snapshot.sequence_number or 0 for snapshot in snapshots)
         is_older = sql.col("retained") & (sql.col("first_listed") <= oldest).eqNullSafe(True)
@@ -225,7 +226,7 @@ def _sharing(state: TableState, readable: Relation) -> Relation:
     return union(sharing, where(of_kinds, ~is_comparable), state)
 
 
-def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
+def _metadata_files(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
     """Return statistics, lists, roots, manifests and their deletion vectors as `REACHED`."""
     dvs = {
         "content": sql.lit(MANIFEST_DV),
@@ -261,11 +262,11 @@ def _content_files(
 def mapped_by_size(
     state: TableState, files: Relation, function: MapFunction, schema: pa.Schema, density: int = 1
 ) -> Relation:
-    """Apply a function to files with their `length`: few and small ones on the driver, others lazily in tasks.
+    """Apply a function to files with their `length`, on the driver if they are few and small, else lazily in tasks.
 
     Args:
         function: opens the files itself, and yields batches of `schema`.
-        density: the number of entries for their length, compared with Avro manifests.
+        density: the number of entries per byte, relative to Avro manifests.
     """
     figures = {"count": sql.call("sum", 1), "size": sql.call("sum", sql.col("length"))}
     count, size = (number or 0 for number in totals(files, sql.named(figures)).values())

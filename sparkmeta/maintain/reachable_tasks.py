@@ -192,7 +192,7 @@ REACHED = pa.schema(
 )
 
 PATHS = pa.schema([REACHED.field("path")])
-# The fields of entries that are read for the columns of `REACHED`.
+# The columns of `REACHED` -> the fields of entries that they come from.
 _SOURCES = {"content": "content_type", "path": "location", "length": "file_size_in_bytes"}
 _MAGIC = b"PAR1"
 # The assumed length of a manifest list or root, since metadata does not record it.
@@ -226,9 +226,9 @@ class ListReader:
                     yield listed(MISSING, {"path": [row["location"]]}, retained=False)
                     continue
                 sequence = pa.scalar(row["sequence_number"], pa.int64())
-                place = LISTED.get_field_index("first_listed")
+                index = LISTED.get_field_index("first_listed")
                 for rows in self._rows(data, row):
-                    yield rows.set_column(place, LISTED.field(place), pa.repeat(sequence, len(rows)))
+                    yield rows.set_column(index, LISTED.field(index), pa.repeat(sequence, len(rows)))
 
     def _read(self, row: Mapping[str, Any]) -> bytes | None:
         return _unless_missing(row, lambda: self.reader.read(row["location"]))
@@ -287,7 +287,7 @@ def _spec_id(root: Root) -> int | None:
 
 def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
     leaves, dvs = in_files(root.leaves), manifest_dvs(root)
-    # The same deletion vector must be equal in all roots, so its small id becomes a constant.
+    # A deletion vector must compare equal in all roots, so its small id is replaced by a constant.
     dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
     dv_rows = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
     return {
@@ -388,7 +388,7 @@ class ContentReader:
 
     def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
         live_entries = entries.filter(is_live(entries))
-        # Each call hashes all paths, which takes longer than to return a few rows.
+        # Each filter hashes all sought paths, which takes longer than returning a few rows.
         if self.sought is not None and len(live_entries) * _HASHED_PATHS >= len(self.sought):
             live_entries = live_entries.filter(pc.is_in(live_entries.column(_SOURCES["path"]), self._sought_array))
         columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live_entries))}
@@ -399,7 +399,7 @@ class ContentReader:
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
 
-# The number of paths that are hashed in the time to return a row.
+# The number of paths that can be hashed in the time that it takes to return a row.
 _HASHED_PATHS = 10
 _CONTENT_NAMES = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
 
@@ -422,7 +422,7 @@ def _part(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
-    """Return the result of reading, or None for a missing file that no retained snapshot needs."""
+    """Return what `read` returns, or None for a missing file that no retained snapshot needs."""
     try:
         return read()
     except NotFoundError:
@@ -436,7 +436,7 @@ def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
 
 # Maximum number of messages about files that could not be deleted.
 _MESSAGES = 20
-# Maximum number of files that the driver deletes, which is one request of S3.
+# Maximum number of files that the driver deletes: one request to S3 deletes as many.
 _MOST_DELETED = 1000
 
 _DELETED = pa.schema(
@@ -471,7 +471,7 @@ def _are_few(files: pa.Table) -> bool:
 
 
 def delete_files(files: Relation, writer: ExecutorWriter, state: TableState, count: int | None = None) -> Deletion:
-    """Delete files, few by the driver, many by tasks. It is not an error if a file can't be deleted.
+    """Delete files, by tasks if there are many. It is not an error if a file can't be deleted.
 
     Args:
         files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.

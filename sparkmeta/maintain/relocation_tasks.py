@@ -40,9 +40,9 @@ LENGTHS = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64(
 
 @dataclass(frozen=True)
 class Relocator:
-    """Writes files of a table's metadata with other locations to a staging folder. Picklable.
+    """Writes metadata files and position deletes, with changed locations, to a staging folder. Picklable.
 
-    The same file always gets the same bytes, so that a second run of a task does no harm.
+    A file is always rewritten to the same bytes, so that a second run of a task does no harm.
 
     Attributes:
         relocation: the change of locations.
@@ -62,7 +62,7 @@ class Relocator:
         """Write files, rows with `content` and `path`, and yield them as `LENGTHS`.
 
         Raises:
-            NotFoundError: a file is gone, or a list has a manifest that is gone.
+            NotFoundError: a file is gone, or a list names a manifest that is gone.
             CorruptFileError: a file is damaged.
         """
         for batch in batches:
@@ -72,7 +72,7 @@ class Relocator:
                 yield _lengths([row["path"]], [len(changed)])
 
     def relocated(self, content: str, path: str, data: bytes) -> bytes:
-        """Return a file with other locations."""
+        """Return the content of a file with changed locations."""
         if content == LIST:
             return self._metadata.list(data, path)
         if content == POSITION_DELETES:
@@ -80,9 +80,9 @@ class Relocator:
         return self._metadata.manifest(data, path)
 
     def new_length(self, content: str, path: str) -> int:
-        """Return the length of a file with other locations: of the file in the staging folder, or at its new location.
+        """Return the length of a rewritten file, in the staging folder or at its new location.
 
-        A file that an earlier run has copied may be at its new location only. If that can't be opened, the file is
+        A file that an earlier run has copied may exist only at its new location. If neither can be opened, the file is
         rewritten in memory.
         """
         with suppress(NotFoundError):
@@ -104,7 +104,7 @@ class Relocator:
         return pa.array(sizes, pa.int64()).take(encoded.indices)
 
     def _size_of_deletes(self, path: str) -> int | None:
-        """Return the new size; None for a file that expiry has deleted, of an entry that a root masks."""
+        """Return the new size; None for a file that expiry has deleted, whose entry the root masks."""
         with suppress(NotFoundError):
             return self.new_length(POSITION_DELETES, path)
         return None
@@ -139,7 +139,7 @@ class Measurer:
 
 
 def _no_bytes(_: object) -> int:
-    """Return the bytes that asking for the length of a file takes."""
+    """Return the number of bytes that are read to find the length of a file."""
     return 0
 
 
@@ -148,7 +148,7 @@ def _lengths(paths: list[str], lengths: list[int]) -> pa.RecordBatch:
 
 
 def _relocated_deletes(data: bytes, location: str, relocation: Relocation) -> bytes:
-    """Return a position delete file, or a Puffin file, with other locations of data files."""
+    """Return the content of a position delete file or a Puffin file with changed locations of data files."""
     if data.startswith(PUFFIN):
         return with_referenced_files(data, relocation.of, location)
     if data.startswith(b"PAR1"):
@@ -224,7 +224,7 @@ PLANNED = pa.schema(
 
 @dataclass(frozen=True)
 class Targets:
-    """Adds where each file is copied from, and to. Picklable."""
+    """Adds the source and the target of each file's copy. Picklable."""
 
     relocation: Relocation
     staging: Relocation
@@ -242,7 +242,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Unmoved:
-    """Finds files without a prefix. Picklable."""
+    """Finds the files whose locations lack the source prefix. Picklable."""
 
     relocation: Relocation
 
@@ -256,7 +256,7 @@ class Unmoved:
 
 @dataclass(frozen=True)
 class ListWriter:
-    """Writes CSV files with where files are copied from, and to. Picklable."""
+    """Writes CSV files with the source and target of each file to copy. Picklable."""
 
     writer: ExecutorWriter
     folder: str
@@ -277,7 +277,7 @@ class ListWriter:
 
 
 def _csv(rows: pa.Table) -> bytes:
-    """Return rows as CSV without a header. All values are quoted if one has to be."""
+    """Return rows as CSV without a header. If any value needs quotes, all values are quoted."""
 
     def written(quoting: str) -> bytes:
         sink = pa.BufferOutputStream()
@@ -294,7 +294,7 @@ def _csv(rows: pa.Table) -> bytes:
 
 
 COPIED = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64()), pa.field("copied", pa.bool_())])
-"""A copied file by its new location, its length in bytes, and whether it was copied now, and not there before."""
+"""The new location of a file, its length in bytes, and whether this run copied it."""
 
 _CHUNK_BYTES: Final = 8 << 20
 
@@ -306,7 +306,7 @@ class Copier:
     A file at the target with the same length was copied before and stays. Rewritten files are always copied.
 
     Attributes:
-        targets: adds to files `source_path`, `target_path`, and whether they are `rewritten`.
+        targets: adds `source_path`, `target_path` and `rewritten` to files.
     """
 
     reader: ExecutorReader
@@ -330,7 +330,7 @@ class Copier:
             yield pa.RecordBatch.from_arrays(arrays, schema=COPIED)
 
     def _copy(self, row: Mapping[str, Any]) -> tuple[int, bool]:
-        """Copy a file unless it is there. Return its length, and whether it was copied."""
+        """Copy a file unless an earlier run has copied it. Return its length, and whether it was copied."""
         source, target = row["source_path"], row["target_path"]
         length = self.reader.length(source)
         if source == target:

@@ -86,7 +86,7 @@ class RepairSummary(SnapshotPlanSummary):
             unknown, since a list or root is lost.
         lost_deletes: the deletes of lost delete files and manifests. The rows that they delete come back.
         lost_snapshots: the snapshots that can't be read completely.
-        checks_entries: whether entries were compared with files. They are not before lost manifests are mended.
+        checks_entries: whether entries were compared with files, which requires that no manifest is lost.
         mends: whether `commit` mends the damage.
     """
 

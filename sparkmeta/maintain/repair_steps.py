@@ -96,7 +96,7 @@ _DELETE_KINDS = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 
 @dataclass(frozen=True)
 class Corrected:
-    """Entries to correct or to leave out, and manifests to write again. Rows are `FINDINGS`.
+    """Entries to correct or to leave out, and manifests to rewrite. Rows are `FINDINGS`.
 
     Attributes:
         search: the search that found them.
@@ -112,9 +112,9 @@ class Corrected:
 
     @staticmethod
     def of(search: DamageSearch, entries: Relation, repeated: Relation, miscounted: Relation) -> Corrected:
-        """Return what is to be corrected. Repeated entries are not measured."""
-        place = {"manifest_path": "manifest_path", "manifest_pos": "manifest_pos"}
-        measured = computed(matching(entries, repeated, place, absent=True))
+        """Return the corrections to make. Repeated entries are not measured."""
+        position = {"manifest_path": "manifest_path", "manifest_pos": "manifest_pos"}
+        measured = computed(matching(entries, repeated, position, absent=True))
         return Corrected(search, measured, repeated, miscounted)
 
     @property
@@ -134,7 +134,7 @@ class Corrected:
 
     @cached_property
     def manifests(self) -> frozenset[str]:
-        """The manifests and the root that are written again."""
+        """The manifests and the root to rewrite."""
         miscounted = collected(self.miscounted).column("file_path").to_pylist()
         return frozenset([*self.left_out, *self.measured, *miscounted])
 
@@ -143,8 +143,8 @@ class Corrected:
         """The counts of the repeated entries."""
         if not self.left_out:
             return Tally()
-        places = {"manifest_path": "manifest_path", "ordinal": "manifest_pos"}
-        entries = matching(self.search.entries(), self.repeated, places)
+        position = {"manifest_path": "manifest_path", "ordinal": "manifest_pos"}
+        entries = matching(self.search.entries(), self.repeated, position)
         counted = [
             (file_kind(row["content_type"], row["file_format"]), KindCount(row["files"], row["records"], row["size"]))
             for row in collected(grouped(entries, sql.columns("content_type", "file_format"), _COUNTS)).to_pylist()
@@ -161,9 +161,9 @@ class Corrected:
         return computed(mapped_files(rows, lambda _: corrections, CORRECTIONS, self.state, tasks=read_tasks))
 
 
-def _bitmaps(places: Relation) -> dict[str, PositionBitmap]:
+def _bitmaps(entries: Relation) -> dict[str, PositionBitmap]:
     """Return the positions of entries by manifest."""
-    rows = collected(distinct_rows(places, ["manifest_path", "manifest_pos"]))
+    rows = collected(distinct_rows(entries, ["manifest_path", "manifest_pos"]))
     positions: dict[str, list[int]] = {}
     for path, position in zip(*(rows.column(index).to_pylist() for index in range(2)), strict=True):
         positions.setdefault(path, []).append(position)
@@ -175,7 +175,7 @@ def _bitmaps(places: Relation) -> dict[str, PositionBitmap]:
 
 @dataclass
 class ListRepair(RewriteStep):
-    """Writes damaged manifests again. Each attempt adds the new ones to the newest manifest list."""
+    """Rewrites damaged manifests. Each attempt adds the new ones to the newest manifest list."""
 
     corrected: Corrected
     _written: pa.Table | None = field(default=None, init=False)
@@ -188,7 +188,7 @@ class ListRepair(RewriteStep):
         if not same_version or any(current.get(path) != planned[path] for path in replaced):
             raise rewritten_by_others(head)
         if self._written is None:
-            self._written = pa.concat_tables([self._rewritten(), self.names.noted(self._of_measured())])
+            self._written = pa.concat_tables([self._rewritten(), self.names.noted(self._corrected_manifests())])
         written = self._written
         unchanged = without_manifests(head.manifest_files, replaced)
         counts = LeafCounts(len(written), len(unchanged), len(replaced))
@@ -205,7 +205,7 @@ class ListRepair(RewriteStep):
         written = ManifestRewriter(state, self.names).corrected(damaged, left_out)
         return written.filter(may_be_live(written))
 
-    def _of_measured(self) -> pa.Table:
+    def _corrected_manifests(self) -> pa.Table:
         """Write the measured entries to new manifests."""
         state, measured = self.corrected.state, self.corrected.measured
         if not measured:
@@ -214,7 +214,7 @@ class ListRepair(RewriteStep):
         damaged = manifests.filter(pc.is_in(manifests.column("location"), pa.array(sorted(measured))))
         projection = state.projection((*FILE_COLUMNS, *METRICS_MAP_IDS))
         entries = where(state.relation(damaged, projection), is_live_entry())
-        chosen = matching(entries, self._places(damaged), {"manifest": "manifest", "ordinal": "ordinal"})
+        chosen = matching(entries, self._measured_positions(damaged), {"manifest": "manifest", "ordinal": "ordinal"})
         corrected = beside(chosen, self.corrected.corrections, "location", "corrected_path")
         name = self.names.file("m")
         forms = {
@@ -225,7 +225,7 @@ class ListRepair(RewriteStep):
         tasks = CorrectedEntries(ExistingTasks(forms))
         return collected(mapped(corrected, tasks, MANIFEST_FILE_SCHEMA)).cast(MANIFEST_FILE_SCHEMA)
 
-    def _places(self, manifests: pa.Table) -> pa.Table:
+    def _measured_positions(self, manifests: pa.Table) -> pa.Table:
         """Return the `manifest` and `ordinal` of the measured entries."""
         ids = dict(zip(manifests.column("location").to_pylist(), manifests.column("manifest").to_pylist(), strict=True))
         parts = [
@@ -241,7 +241,7 @@ class ListRepair(RewriteStep):
 
 @dataclass
 class TreeRepair(RewriteStep):
-    """Writes damaged leaves again, and moves damaged files of the root into leaves. Each attempt rebases them."""
+    """Rewrites damaged leaves, and moves damaged files of the root into leaves. Each attempt rebases them."""
 
     corrected: Corrected
     _written: list[Rewritten] | None = field(default=None, init=False)
@@ -269,7 +269,7 @@ class TreeRepair(RewriteStep):
 
     @cached_property
     def _repeated_in_root(self) -> frozenset[FileKey]:
-        """The files of the root that leaves have too.
+        """The files of the root that leaves also list.
 
         Raises:
             UnsupportedError: the root has several entries of a file.
@@ -300,7 +300,7 @@ class TreeRepair(RewriteStep):
         return RewriteJob(state, scope, task_reader(state), name, left_out=self.corrected.left_out)
 
     def _counted(self, root: Root) -> Root:
-        """Return the root with the true numbers of entries of miscounted leaves, which readers compare."""
+        """Return the root with the true entry counts of miscounted leaves, since readers compare these counts."""
         paths = root.table.column("location").to_pylist()
         counts = root.table.column("record_count").to_pylist()
         miscounted = {*collected(self.corrected.miscounted).column("file_path").to_pylist()}

@@ -63,7 +63,7 @@ MENDING: Final = {
     Damage.LISTED: "the manifest is written again",
     Damage.HINT: "the hint gets the current version",
 }
-"""What mends each kind of damage."""
+"""How each kind of damage is mended."""
 
 FINDINGS: Final = pa.schema(
     [
@@ -107,7 +107,7 @@ class StoredLengths:
     reader: ExecutorReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield files, rows with their location as first column, as `STORED`."""
+        """Yield files, given by their locations in the first column, as `STORED`."""
         for batch in batches:
             lengths = dict(read_ahead(batch.column(0).to_pylist(), self._length, lambda _: 0))
             arrays = [pa.array(lengths, pa.string()), pa.array(lengths.values(), pa.int64())]
@@ -124,14 +124,14 @@ class StoredLengths:
 
 @dataclass(frozen=True)
 class RepeatedFiles:
-    """Chooses, of several entries of a file, all but the oldest, or the newest of a delete file. Picklable.
+    """Chooses which entries of a file to remove: all but the oldest, or all but the newest of a delete file. Picklable.
 
-    All deletes of a data file apply to its oldest entry, and the newest entry of a delete file to all data files that
-    it has been applied to. So no row comes back.
+    All deletes of a data file apply to its oldest entry. The newest entry of a delete file applies to all data files
+    that any of its entries applies to. So no row comes back.
     """
 
     def __call__(self, entries: pa.Table) -> pa.Table:
-        """Return the other entries, as `FINDINGS`.
+        """Return the entries to remove, as `FINDINGS`.
 
         Args:
             entries: entries with `manifest_path` and `offset`, all of each file.
@@ -147,11 +147,13 @@ class RepeatedFiles:
         for row in table.select([*keys, "manifest_path", "ordinal"]).to_pylist():
             key = tuple(row[name] for name in keys)
             if key == earlier:
-                place = {"manifest_path": row["manifest_path"], "manifest_pos": row["ordinal"]}
+                position = {"manifest_path": row["manifest_path"], "manifest_pos": row["ordinal"]}
                 offset = None if row["offset"] < 0 else row["offset"]
                 content = CONTENTS[ContentType(row["content_type"])]
                 problem = "another entry has the same file"
-                rows.append(finding(Damage.REPEATED, content, row["location"], problem, content_offset=offset, **place))
+                rows.append(
+                    finding(Damage.REPEATED, content, row["location"], problem, content_offset=offset, **position)
+                )
             earlier = key
         return pa.Table.from_batches([findings(rows)])
 
@@ -161,9 +163,10 @@ class RepeatedFiles:
 
 GONE: Final = "the file is gone"
 SOUND: Final = pa.schema([pa.field("sound_path", pa.string()), pa.field("problem", pa.string())])
-"""A file, and how it is damaged: it is gone, or does not begin or end as files of its format do."""
+"""A file and its problem, null if it is sound: it is gone, or does not begin or end as files of its format do."""
 
-# The beginning of files, and their end before a number of bytes. An encrypted file is not damaged.
+# The magic bytes at the beginning of files, and the number of bytes after the magic bytes at their end. An encrypted
+# file is not damaged.
 _BEGINNINGS: Final[dict[str, tuple[bytes, ...]]] = {
     "PARQUET": (b"PAR1", b"PARE"), "ORC": (b"ORC",), "AVRO": (b"Obj\x01",), "PUFFIN": (b"PFA1",),
 }  # fmt: skip
@@ -172,7 +175,7 @@ _HEADER_BYTES: Final = 1 << 20
 
 
 def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | None:
-    """Return how a file is damaged; None if it is there, and begins and ends as files of its format do.
+    """Return how a file is damaged; None if it exists, and begins and ends as files of its format do.
 
     Raises:
         FileAccessError: the store refuses the file, or does not respond.
@@ -182,11 +185,11 @@ def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | 
         beginning = reader.read_range(location, 0, 4)
         if not beginning.startswith(_BEGINNINGS[file_format]):
             return f"it begins with {shown(beginning)}: not {file_format}"
-        ends, behind = _BEGINNINGS[file_format], _ENDS.get(file_format, 0)
+        ends, bytes_after = _BEGINNINGS[file_format], _ENDS.get(file_format, 0)
         if file_format == "AVRO":
             ends = (read_header(reader.read_range(location, 0, min(length, _HEADER_BYTES)), location).sync,)
         size = len(ends[0])
-        last = reader.read_range(location, max(0, length - size - behind), size)
+        last = reader.read_range(location, max(0, length - size - bytes_after), size)
     except NotFoundError:
         return GONE
     except CorruptFileError as error:
@@ -196,14 +199,14 @@ def damage_of(reader: ExecutorReader, location: str, file_format: str) -> str | 
 
 @dataclass(frozen=True)
 class Soundness:
-    """Finds out whether files are there and complete. Picklable."""
+    """Finds out whether files exist and are complete. Picklable."""
 
     reader: ExecutorReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield files, rows with their location and format as first columns, as `SOUND`.
+        """Yield files, given by their locations and formats in the first columns, as `SOUND`.
 
-        Without a column for the format, they are manifests.
+        Files without a format are manifests.
         """
         for batch in batches:
             paths = batch.column(0).to_pylist()
@@ -315,20 +318,20 @@ class ContentComparison:
             yield findings(rows)
 
     def _unreadable(self, entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
-        """Yield the files that can't be described, and are cut or no files of their format."""
+        """Yield the files that can't be described because they are cut, or are not of their format."""
         for row in indices_where(described.column(PROBLEM).is_valid()).to_pylist():
             names = ("location", "file_format", "record_count")
             location, file_format, lost = (entries.column(name)[row].as_py() for name in names)
             problem = damage_of(self.files.reader, location, file_format.upper())
             if problem is not None and problem != GONE:
-                yield _of_entry(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
+                yield _entry_finding(Damage.UNREADABLE, entries, row, problem, lost_records=lost)
 
     @staticmethod
     def _miscounted(entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
         counts, measured = entries.column("record_count"), described.column("record_count")
         for row in indices_where(pc.fill_null(pc.not_equal(counts, measured), False)).to_pylist():
             problem = f"record_count is {counts[row]}: the file has {measured[row]} rows"
-            yield _of_entry(Damage.COUNTS, entries, row, problem)
+            yield _entry_finding(Damage.COUNTS, entries, row, problem)
 
     def _misjudged(self, entries: pa.Table, described: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield a row for each file whose statistics are wrong, with the first wrong statistic."""
@@ -343,7 +346,7 @@ class ContentComparison:
             for row, problem in self._problems(field_id, values, measured.get(field_id, {})):
                 problems.setdefault(row, problem)
         for row, problem in sorted(problems.items()):
-            yield _of_entry(Damage.STATISTICS, entries, row, problem)
+            yield _entry_finding(Damage.STATISTICS, entries, row, problem)
 
     def _problems(
         self, field_id: int, stats: Mapping[str, pa.Array], measured: Mapping[str, pa.Array]
@@ -380,13 +383,13 @@ def _rows(wrong: pa.Array | None) -> list[int]:
     return rows
 
 
-def _of_entry(damage: Damage, entries: pa.Table, row: int, problem: str, **columns: Any) -> dict[str, Any]:
+def _entry_finding(damage: Damage, entries: pa.Table, row: int, problem: str, **columns: Any) -> dict[str, Any]:
     values = {
         name: entries.column(name)[row].as_py() for name in ("content_type", "location", "manifest_path", "ordinal")
     }
-    place = {"manifest_path": values["manifest_path"], "manifest_pos": values["ordinal"]}
+    position = {"manifest_path": values["manifest_path"], "manifest_pos": values["ordinal"]}
     return finding(
-        damage, CONTENTS[ContentType(values["content_type"])], values["location"], problem, **place, **columns
+        damage, CONTENTS[ContentType(values["content_type"])], values["location"], problem, **position, **columns
     )
 
 
@@ -416,7 +419,7 @@ class Corrections:
     """Measures files whose entries are corrected. Picklable.
 
     Attributes:
-        files: describes files as the table's properties for metrics say.
+        files: describes files by the table's properties for metrics.
     """
 
     files: ExistingFiles
@@ -439,14 +442,14 @@ class Corrections:
             for row in indices_where(described.column(PROBLEM).is_valid()).to_pylist()[:1]:
                 problem, is_missing = (described.column(name)[row].as_py() for name in (PROBLEM, IS_MISSING))
                 raise (NotFoundError(problem) if is_missing else SparkmetaError(problem))
-            places = pc.index_in(paths, whole(described.column(FILE_PATH)))
+            rows = pc.index_in(paths, whole(described.column(FILE_PATH)))
             columns = [paths, pa.array(sizes, pa.int64()), is_measured]
-            columns += [whole(described.column(name)).take(places).cast(kind) for name, kind in _KINDS.items()]
+            columns += [whole(described.column(name)).take(rows).cast(kind) for name, kind in _KINDS.items()]
             yield pa.RecordBatch.from_arrays(columns, schema=CORRECTIONS)
 
 
 def _corrected(columns: dict[str, pa.Array], entries: pa.RecordBatch, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return columns of entries with their corrections, which are further columns of the entries."""
+    """Return columns of entries with the corrections that the entries' other columns contain."""
     is_measured = pc.fill_null(entries.column("is_measured"), False)
     size = pc.coalesce(entries.column(f"{_NEW}file_size_in_bytes"), columns["file_size_in_bytes"])
     measured = {
@@ -475,7 +478,7 @@ class CorrectedEntries:
         names = [name for name in entries.schema.names if name not in CORRECTIONS.names]
         columns = {name: entries.column(name) for name in names} | content_columns(entries)
         corrected = _corrected(columns, entries, _MEASURED)
-        # More rows need other row ids, which the commit assigns.
+        # An entry with more rows needs new row ids, which the commit assigns.
         has_more = pc.greater(corrected["record_count"], columns["record_count"])
         first_row_ids = corrected["first_row_id"]
         corrected["first_row_id"] = pc.if_else(has_more, pa.scalar(None, first_row_ids.type), first_row_ids)
@@ -499,7 +502,7 @@ class CorrectedRows:
     sources: Mapping[int, frozenset[int]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield entries, rows of a tree's leaf with columns of `CORRECTIONS`, with their corrections."""
+        """Yield corrected entries. The input is rows of a tree's leaf with columns of `CORRECTIONS`."""
         for raw in batches:
             entries = with_plain_types(raw)
             columns = {name: entries.column(name) for name in self.schema.names}

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 _TARGET: Final = "write.target-file-size-bytes"
-# The number of rows that determine the bounds of a z-order.
+# The number of sampled rows that determine the bounds of a z-order.
 _SAMPLED: Final = 100_000
 _UNSORTED: Final = SortOrder(order_id=0)
 
@@ -128,9 +128,9 @@ class Rewrite:
         written: list[Relation] = []
         try:
             group_limit = self.groups.options.max_concurrent_file_group_rewrites or end - start
-            begins = range(start, end, max(group_limit, 1))
-            for begin in tracked(begins, "Writing data files", self.state.sessions):
-                self._write(begin, min(begin + group_limit, end), written)
+            starts = range(start, end, max(group_limit, 1))
+            for first in tracked(starts, "Writing data files", self.state.sessions):
+                self._write(first, min(first + group_limit, end), written)
         except BaseException:
             for files in written:
                 delete_written(self.state, files)
@@ -160,7 +160,7 @@ class Rewrite:
     # -- From file to file --------------------------------------------------------------------------------------------
 
     def _pack(self, files: Relation, groups: pa.Table) -> Relation:
-        """Write the rows of groups' files to files of the same partition and spec. A task writes several small ones."""
+        """Write the rows of groups to files of the same partition and spec. A task writes several small files."""
         schema = self.state.metadata.schema()
         rows = task_rows(self.state, schema, self._lineage)
         tasks = replace(data_file_tasks(self.target, self.schema), sort_order_id=_UNSORTED.order_id)
@@ -180,8 +180,8 @@ class Rewrite:
         cut = parts(files, *tuples, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
         share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
         weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
-        until = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
-        middle = F.sum("weight").over(until) - F.col("weight") / 2
+        up_to_here = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
+        middle = F.sum("weight").over(up_to_here) - F.col("weight") / 2
         output_number = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
         assigned = weighed.withColumn("output", F.least(output_number, F.col("outputs") - 1))
         part = F.struct(*PLAN_ORDER, START, STOP, *PLANNED, *tuples)
@@ -225,7 +225,7 @@ _REMOVED: Final = ("file_path", "manifest_path", "spec_id", PARTITION)
 
 
 def _outputs_on_driver(files: pa.Table) -> pa.RecordBatch:
-    """Return `Rewrite._outputs` of few files, in the order of their groups."""
+    """Return what `Rewrite._outputs` does, for a few files on the driver, in the order of their groups."""
     order = (NUMBER, *PLAN_ORDER, START)
     cut, _ = parts_table(files, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
     cut = cut.sort_by([(name, "ascending") for name in order]).combine_chunks()
@@ -233,9 +233,9 @@ def _outputs_on_driver(files: pa.Table) -> pa.RecordBatch:
     number, size, live, outputs, group_bytes, start = (cut.column(name).to_numpy() for name in names)
     stop = pc.coalesce(cut.column(STOP), cut.column("file_size_in_bytes")).to_numpy()
     weight = live * (stop - start) / np.maximum(size, 1)
-    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    group_starts = np.flatnonzero(np.diff(number, prepend=-1))
     before = np.concatenate([[0.0], np.cumsum(weight)])[:-1]
-    middle = before - np.repeat(before[begins], np.diff([*begins, len(number)])) + weight / 2
+    middle = before - np.repeat(before[group_starts], np.diff([*group_starts, len(number)])) + weight / 2
     output = np.minimum(np.floor(middle * outputs / np.maximum(group_bytes, 1)), outputs - 1)
     starts = np.flatnonzero((np.diff(number, prepend=-1) != 0) | (np.diff(output, prepend=-1) != 0))
     offsets = pa.array([*starts, len(number)], pa.int32())
@@ -256,7 +256,7 @@ class RowOrder:
     """The order of the rows of new files.
 
     Attributes:
-        order: the sort order, unsorted if there are curve columns; its id is 0 unless the table has the same order.
+        order: the sort order; unsorted if there are curve columns. Its id is 0 unless the table has the same order.
         curve: the columns of a z-order, except for columns that are constant in a partition.
     """
 
@@ -314,7 +314,7 @@ def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
 
 
 def _known_order(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
-    """Return the table's sort order with these fields, or else an order with the id of unsorted files."""
+    """Return the table's sort order with these fields, or else an order with the id that unsorted files have."""
     for order in metadata.sort_orders:
         if [*order.fields] == [*fields]:
             return order

@@ -209,9 +209,9 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
         else:
             units = spread(state.spark, parts, size)
             entries = state.live_entries(group.manifests, state.projection(("version_info",)))
-            about = size // ENTRY_BYTES if live_total is None else live_total
+            live_estimate = size // ENTRY_BYTES if live_total is None else live_total
             ranges = min(group.parts, MOST_RANGES)
-            written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
+            written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), live_estimate, ranges)
     if live_total is not None and live_total != (count := file_count(written)):
         raise ValidationError(
             f"{state.metadata.location}: the manifest list says that the {CONTENTS[group.content]} manifests of "

@@ -192,10 +192,10 @@ def _without_large_puffin_files(
 
 
 def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
-    """Return the position delete files that are too small or large, of partitions in which a rewrite helps.
+    """Return the position delete files that are too small or too large, in partitions where a rewrite helps.
 
-    A rewrite helps if it reduces the number of files, or divides a file. A file for a single data file can't be
-    divided. If new files are for one data file each, a file that is the only one for its data file stays.
+    A rewrite helps if it reduces the number of files, or divides a file. A file with the deletes of a single data file
+    can't be divided. If each new file covers one data file, a file that is the only one of its data file stays.
     """
     keyed = matching.withColumns({_GROUP: partition_key(state).column(), _PATH: data_path().column()})
     is_small, is_large = F.col("file_size_in_bytes") < sizes.least, F.col("file_size_in_bytes") > sizes.greatest
@@ -218,7 +218,7 @@ def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: i
 
 
 def public_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return new deletes, rows of `WRITTEN_SCHEMA`, in the form for commits: with their data files' partitions."""
+    """Return new deletes, rows of `WRITTEN_SCHEMA`, as commits take them: with their data files' partitions."""
     columns = {
         "data_path": sql.col("location"),
         "content": sql.lit(int(ContentType.POSITION_DELETES)),
@@ -233,7 +233,7 @@ def public_files(written: DataFrame, state: TableState) -> DataFrame:
 
 
 def listed_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return `public_files` in the form for manifests: with counts, and the sequence numbers of replaced deletes."""
+    """Return `public_files` as manifests list them: with counts and the sequence numbers of replaced deletes."""
     is_file, path, position = F.col("file_format") != "PUFFIN", F.lit(DELETE_FILE_PATH_ID), F.lit(DELETE_FILE_POS_ID)
     values = {"value_counts": F.col("record_count"), "null_value_counts": F.lit(0).cast("long")}
     counts = {name: F.when(is_file, F.create_map(path, count, position, count)) for name, count in values.items()}
@@ -264,7 +264,7 @@ class DeleteRewrite:
     def write(self, size: int) -> DataFrame:
         """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA`, checkpointed.
 
-        A delete counts if plans apply its file to the data file. Positions that a deletion vector of the data file
+        A delete counts only if plans apply its file to the data file. Positions that a deletion vector of the data file
         supersedes are therefore left out, and so are positions in data files that are gone.
 
         Args:
@@ -294,8 +294,8 @@ class DeleteRewrite:
     def _masks(self, size: int) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
         state = self.state
-        places = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
-        vector = sql.struct(*(sql.col(place).alias(place.rpartition(".")[2]) for place in places))
+        fields = ("referenced_file", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+        vector = sql.struct(*(sql.col(field).alias(field.rpartition(".")[2]) for field in fields))
         keys = sql.columns("location", "file_format")
         units = grouped(self.entries, keys, [sql.call("collect_list", vector).alias("vectors")])
         read = partial(read_masks, task_reader(state), state.types.locations)

@@ -2,7 +2,7 @@
 
     files that snapshots need -> rewritten delete files -> rewritten manifests -> rewritten lists and roots -> metadata
 
-Each step needs the lengths of the files that the previous one has written. Files are written to a staging folder, and
+Each step needs the lengths of the files that the previous step has written. Files are written to a staging folder and
 copied from there.
 """
 
@@ -146,15 +146,16 @@ class PathSummary(PlanSummary):
 
 @dataclass(frozen=True)
 class PathRewrite:
-    """What `PathPlan.commit` has written.
+    """The outcome of `PathPlan.commit`.
 
     Attributes:
         metadata_location: the new location of the table's metadata file, after the copy.
         staging_location: the folder of the rewritten files.
-        file_list: the folder of CSV files without a header, with a line for each file: where to copy it from, and to.
+        file_list: the folder of CSV files without a header. A line has the source and the target of a file to copy.
         rewritten: the number of rewritten files.
         listed: the number of files to copy.
-        copied: the number of files that were copied, and were not there before; None without `copy_files`.
+        copied: the number of files that this commit copied, without files that earlier runs had copied; None without
+            `copy_files`.
     """
 
     metadata_location: str
@@ -190,7 +191,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
         """Return a row for each file to copy. Runs jobs.
 
         Columns: content, file_path, file_size_in_bytes (null if the metadata does not say), rewritten (whether the copy
-        is a rewritten file), source_path (where to copy from: the rewritten file, or the file itself), target_path.
+        is a rewritten file), source_path (the rewritten file, or the file itself), target_path.
 
         Raises:
             NotFoundError: a manifest or list of the table is gone.
@@ -273,9 +274,9 @@ class PathPlan(Plan[TableT, PathRewrite]):
         return files
 
     def _refuse_other_prefixes(self, files: Relation) -> None:
-        """Raise ValidationError for a file without the prefix in any spelling."""
-        odd_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
-        for path in values(mapped(odd_files, Unmoved(self._relocation), PATHS)):
+        """Raise ValidationError for a file whose location does not begin with the prefix in any spelling."""
+        other_files = where(files, ~sql.col("path").startswith(f"{self.options.source_prefix.rstrip('/')}/"))
+        for path in values(mapped(other_files, Unmoved(self._relocation), PATHS)):
             raise ValidationError(
                 f"{path}: the location does not begin with source_prefix, {self.options.source_prefix}: choose a "
                 "prefix of all files, or bring the file into the table"
@@ -294,7 +295,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     @cached_property
     def _rewritten_contents(self) -> tuple[str, ...]:
-        """The contents of files that are rewritten. If all locations are relative, these are metadata files."""
+        """The contents of the files to rewrite. If all locations are relative, only metadata files are rewritten."""
         locations = self._state.types.locations
         is_outside = ~sql.col("path").startswith(locations.folder)
         if locations.writes_relative and first(self._files, is_outside) is None:
@@ -308,11 +309,11 @@ class PathPlan(Plan[TableT, PathRewrite]):
     # -- rewrite them
 
     def _write(self) -> None:
-        """Write the files that are rewritten: first the ones whose lengths others record."""
+        """Write the rewritten files, first the files whose lengths other files record."""
         none = LENGTHS.empty_table()
         self._rewrite(none, [POSITION_DELETES])
         lengths = self._rewrite(none, [MANIFEST])
-        lists = self._of_contents([LIST, ROOT])
+        lists = self._files_of([LIST, ROOT])
         if self._copied_snapshots and count(lists):
             lengths = pa.concat_tables([lengths, self._copied_lengths()])
         self._rewrite(lengths, [LIST, ROOT])
@@ -324,18 +325,18 @@ class PathPlan(Plan[TableT, PathRewrite]):
 
     def _rewrite(self, lengths: pa.Table, contents: list[str]) -> pa.Table:
         """Rewrite the files of some contents, and return their new lengths."""
-        return collected(mapped_by_size(self._state, self._of_contents(contents), self._relocator(lengths), LENGTHS))
+        return collected(mapped_by_size(self._state, self._files_of(contents), self._relocator(lengths), LENGTHS))
 
-    def _of_contents(self, contents: list[str]) -> Relation:
+    def _files_of(self, contents: list[str]) -> Relation:
         """Return the files of some contents that are rewritten, rows of `UNREACHABLE`."""
         return where(self._files, sql.col("content").isin([*set(contents) & set(self._rewritten_contents)]))
 
     def _copied_lengths(self) -> pa.Table:
-        """Return the new lengths of the manifests that were copied before, and are listed again."""
+        """Return the new lengths of manifests that were copied before and are listed again."""
         metadata = self._state.metadata
         snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in self._new_snapshots]
         state = replace(self._state, metadata=metadata.model_copy(update={"snapshots": snapshots}))
-        others = matching(manifests_of_snapshots(state), self._of_contents([MANIFEST]), {"path": "path"}, absent=True)
+        others = matching(manifests_of_snapshots(state), self._files_of([MANIFEST]), {"path": "path"}, absent=True)
         measurer = Measurer(self._relocator(LENGTHS.empty_table()))
         return collected(mapped_by_size(self._state, others, measurer, LENGTHS))
 
@@ -365,7 +366,7 @@ class PathPlan(Plan[TableT, PathRewrite]):
         return folder
 
     def _copy(self) -> int:
-        """Copy all files, the metadata file and the version hint last. Return how many were not there before.
+        """Copy all files, the metadata file and the version hint last. Return how many this run copied.
 
         Raises:
             ValidationError: the table at the new location has commits of its own.
@@ -404,15 +405,15 @@ def plan_table_path(table: TableT, options: PathOptions) -> PathPlan[TableT]:
         if not relocation.applies_to(location):
             raise ValidationError(f"source_prefix is {options.source_prefix!r}: {location} does not begin with it")
     for name in ("target_prefix", "staging_location"):
-        place = getattr(options, name)
-        if place is not None and normalize(place.rstrip("/")) == normalize(options.source_prefix.rstrip("/")):
-            raise ValidationError(f"{name} is {place!r}: it is the source_prefix, whose files would be overwritten")
+        folder = getattr(options, name)
+        if folder is not None and normalize(folder.rstrip("/")) == normalize(options.source_prefix.rstrip("/")):
+            raise ValidationError(f"{name} is {folder!r}: it is the source_prefix, whose files would be overwritten")
     log = list(dict.fromkeys([*(entry.metadata_file for entry in metadata.metadata_log), table.metadata_location]))
     end = len(log) - 1 if options.end_version is None else _index(log, "end_version", options.end_version)
     start = -1 if options.start_version is None else _index(log, "start_version", options.start_version)
     if start >= end:
         raise ValidationError(f"start_version is {options.start_version!r}: it is not before {log[end]}")
-    versions = [each for each in log[start + 1 : end] if relocation.applies_to(each) and files.exists(each)]
+    versions = [version for version in log[start + 1 : end] if relocation.applies_to(version) and files.exists(version)]
     before = None if start < 0 else load_version(files, log[start]).metadata
     staging = options.staging_location or join(metadata_folder(metadata), f"moved-{uuid.uuid4()}")
     return PathPlan(

@@ -196,7 +196,7 @@ def values_of(batch: pa.RecordBatch, path: Path) -> pa.Array:
 
 
 def _bounds(values: pa.Array, count: int) -> pa.Array:
-    """Return at most `count` distinct values that divide the values into equal shares."""
+    """Return at most `count` distinct values that divide the values into shares of equal size."""
     not_null = values.drop_null()
     ordered = not_null.take(pc.array_sort_indices(not_null))
     rows = np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).astype(np.int64))
@@ -269,7 +269,7 @@ class PackTasks:
             yield pa.RecordBatch.from_arrays([*batch.columns, *constants], names=names)
 
     def _value(self, parts: pa.RecordBatch, field: str) -> pa.Array:
-        """Return the partition value that all parts have, as an array of one."""
+        """Return the partition value that all parts share, as an array of length 1."""
         column = parts.column("partition")
         values = column.field(column.type.get_field_index(field))
         if len(values.dictionary_encode("encode").dictionary) > 1:

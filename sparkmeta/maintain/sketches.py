@@ -1,7 +1,7 @@
 """The tasks that compute theta sketches of columns from batches of rows. Without Spark.
 
 As in Iceberg's Spark action, the hash of a value is the hash of its single-value serialization (table spec, Appendix D)
-in the type that Spark has for it. UUIDs are text in Spark.
+in the type by which Spark represents it. UUIDs are text in Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkmeta.spec.puffin import ThetaSketch, Words, hash_bytes, hash_numbers
 SKETCH_SCHEMA = pa.schema([pa.field("field_id", pa.int32()), pa.field("sketch", pa.binary())])
 """A sketch of a column, from some of the rows."""
 
-# Maximum number of hashes that wait for a sketch.
+# Maximum number of hashes that are collected before they are added to a sketch.
 _PENDING = 1 << 16
 _DECIMAL_BYTES = 16
 
@@ -67,7 +67,7 @@ class ColumnSketches:
 
 
 def merge_sketches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge rows of `SKETCH_SCHEMA` to one for each column."""
+    """Merge rows of `SKETCH_SCHEMA` into one for each column."""
     merged: dict[int, ThetaSketch] = {}
     for batch in batches:
         for field_id, sketch in zip(batch.column("field_id").to_pylist(), batch.column("sketch"), strict=True):

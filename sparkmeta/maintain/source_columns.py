@@ -33,7 +33,7 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+), (\d+)\)")
 
 @dataclass(frozen=True)
 class Shape:
-    """What some files have in common.
+    """The columns that some files have in common.
 
     Attributes:
         columns: the columns in the files.
@@ -56,7 +56,7 @@ class Shape:
             case_sensitive: whether names of columns may differ only in case.
 
         Raises:
-            ValidationError: two columns have one name, or a folder has no name.
+            ValidationError: two columns have the same name, or a folder has no name.
         """
         columns, folders = json.loads(row[SHAPE])
         shape = Shape(_columns(columns), _columns(folders), row[FILE_PATH], case_sensitive)
@@ -66,7 +66,7 @@ class Shape:
         return shape
 
     def with_files(self, other: Shape) -> Shape:
-        """Return the columns of these files and of others.
+        """Return the merged columns of these files and of other files.
 
         Raises:
             ValidationError: a column has two types, and neither can be promoted to the other; or the folders of the
@@ -113,7 +113,7 @@ class Shape:
             schema = Schema(*fields)
             index_by_name(schema)
         except ValueError as error:
-            # A column `a.b` beside a struct `a`.
+            # For example, a column `a.b` beside a struct `a`.
             raise ValidationError(f"{self.path}: {error}") from None
         return schema
 
@@ -141,15 +141,15 @@ def _refuse_repeated(columns: Iterable[IcebergColumn], above: str, path: str, *,
 def _merged(
     columns: Sequence[IcebergColumn], others: Sequence[IcebergColumn], above: str, path: str
 ) -> tuple[IcebergColumn, ...]:
-    """Return columns with the columns of another file, which come last if they are new."""
+    """Merge columns with the columns of another file. New columns come last."""
     others_by_name = {column.name: column for column in others}
-    both = [
+    merged = [
         _merged_column(column, others_by_name.pop(column.name), f"{above}{column.name}", path)
         if column.name in others_by_name
         else column
         for column in columns
     ]
-    return (*both, *others_by_name.values())
+    return (*merged, *others_by_name.values())
 
 
 def _merged_column(column: IcebergColumn, other: IcebergColumn, name: str, path: str) -> IcebergColumn:
@@ -177,7 +177,7 @@ def _merged_type(kind: str, other: str) -> str | None:
 
 
 def _folder_type(kind: str, other: str) -> str:
-    """Return the type of values in folders. Any other combination is text."""
+    """Return the type of values in folders. Types that don't combine become text."""
     if UNKNOWN in (kind, other):
         return other if kind == UNKNOWN else kind
     if kind in _NUMBERS and other in _NUMBERS:

@@ -186,7 +186,7 @@ class TableStatsPlan(StatisticsPlan[TableT]):
         return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files, is_current)
 
     def _sketched(self, snapshot_id: int | None) -> set[tuple[int, ...]]:
-        """Return the ids of the columns that a snapshot has sketches for."""
+        """Return the ids of the columns for which a snapshot has sketches."""
         files = (file for file in self.table.metadata.statistics if file.snapshot_id == snapshot_id)
         blobs = (blob for file in files for blob in file.blob_metadata if blob.snapshot_id == snapshot_id)
         return {tuple(blob.fields) for blob in blobs if blob.type == BLOB_TYPE}
@@ -287,7 +287,7 @@ def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPla
 
 
 def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
-    """Return the ids of columns by name; by default, of primitive top-level columns."""
+    """Return the ids of columns by name; by default, of the top-level columns of primitive types."""
     schema, location = state.types.snapshot_schema, state.metadata.location
     if columns is None:
         chosen = {field.name: field.field_id for field in schema.fields if _is_countable(field.field_type)}

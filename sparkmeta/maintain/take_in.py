@@ -1,7 +1,7 @@
 """Make a table of existing files: the files of a folder, or of a table in Spark's own catalog.
 
-A source has files, folders that name their partitions, and columns. These make a table that does not exist yet. The
-files are described as files of this table, and one commit creates it.
+A source consists of files, folders that name their partitions, and columns. They determine the metadata of a new table.
+The files are described as files of this table, and one commit creates it.
 """
 
 from __future__ import annotations
@@ -225,12 +225,12 @@ class TakeInPlan(Plan[TableT, TableT]):
 NewTable: TypeAlias = (
     "Callable[[Schema | pa.Schema | StructType, Sequence[str], Mapping[str, str], str | None], BaseTable]"
 )
-"""Takes the columns, partition fields, properties and folder of a table, and returns one that a commit creates."""
+"""Takes the columns, partition fields, properties and folder of a table, and returns a table that a commit creates."""
 
 
 @dataclass(frozen=True)
 class TakeIn:
-    """What a table is to be made of.
+    """The source and the settings of a new table.
 
     Attributes:
         source: a folder, or the name of a table in Spark's catalog.
@@ -327,16 +327,16 @@ class TakeIn:
 
 @dataclass(frozen=True)
 class Source:
-    """What a table is made of.
+    """The files and columns that a table is made of.
 
     Attributes:
-        state: the source as a table without columns, which says who opens the files.
+        state: the source as a table without columns, which determines how files are opened.
         rows: the files: `FILE_PATH` and `FOLDERS`.
         count: the number of files; None if it is unknown, and files may be listed twice.
         schema: the columns.
         partition_columns: the names of the columns whose values are in folders.
         properties: the properties of the source.
-        is_shared: why the source keeps owning the files; None if a table can own them.
+        is_shared: why the source keeps the ownership of the files; None if a table can own them.
     """
 
     state: TableState
@@ -348,7 +348,7 @@ class Source:
     is_shared: str | None = None
 
 
-# Names that Spark does not read.
+# Names of files that Spark does not read.
 _HIDDEN = r"(?:^|/)(?:\.|_(?![^/]*=))|\._COPYING_(?:/|$)"
 # Folders and files in which other formats of tables say which files are current.
 _LOGS = {LOG: "a Delta table", "_spark_metadata": "streaming output of Spark", ".hoodie": "a Hudi table"}
@@ -365,13 +365,13 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
 
     Args:
         state: the folder as a table without columns.
-        reads_columns: whether to read the columns from the files; otherwise they are only the ones in folders.
+        reads_columns: whether to read columns from the files; otherwise only the folders' columns are known.
 
     Raises:
         NotFoundError: there is no data file.
         UnsupportedError: the folder holds a table of a format that lists its files elsewhere, or a Delta table with
             features that are not supported.
-        ValidationError: files contradict each other, or one is not a data file.
+        ValidationError: files contradict each other, or a file is not a data file.
     """
     location, reader, path, inside = state.metadata.location, task_reader(state), sql.col("path"), sql.col(_INSIDE)
     _refuse_logs(state.files, location, parents(location))
@@ -385,7 +385,7 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
     folders = of_text(
         sql.call("regexp_extract", inside, "(?s)^(.*)/[^/]*$", 1), inside, lambda text: text.rpartition("/")[0]
     )
-    # As for Spark, a file without any byte is none.
+    # Like Spark, ignore empty files.
     rows = select(where(visible, sql.col("length") > 0), [path.alias(FILE_PATH), folders.alias(FOLDERS)])
     rows = few_or_many(rows, state)
     if not (number := count(rows)):
@@ -395,10 +395,10 @@ def folder_source(state: TableState, *, reads_columns: bool) -> Source:
 
 
 def _listed(state: TableState, reader: ExecutorReader) -> Relation:
-    """Return the files below a source, with their paths inside of it."""
+    """Return the files below a source, with their paths relative to it."""
     location, path = state.metadata.location, sql.col("path")
-    begin = len(join(location, ""))
-    path_inside = of_text(sql.call("substr", path, begin + 1), path, lambda text: text[begin:])
+    start = len(join(location, ""))
+    path_inside = of_text(sql.call("substr", path, start + 1), path, lambda text: text[start:])
     return with_columns(walked_files(state, reader, location, _UNLISTED), path_inside.alias(_INSIDE))
 
 
@@ -467,7 +467,7 @@ def _delta_source(state: TableState, log_files: Relation) -> Source:
 
 
 def _shape(state: TableState, rows: Relation, number: int, shapes: ShapeReader) -> Shape:
-    """Return what all files have in common."""
+    """Return the merged shape of all files."""
     of_files = mapped_files(
         rows, lambda _: shapes, SHAPES, state, runs=True, tasks=lambda spark: read_tasks(spark, number, 0)
     )
@@ -480,14 +480,14 @@ def _shape(state: TableState, rows: Relation, number: int, shapes: ShapeReader) 
 
 _FORMATS = ("parquet", "orc", "avro")
 _PURGE = "external.table.purge"
-# Properties that describe the table of Spark or Hive, but not a table of Iceberg, or name its folders.
+# Properties that concern only the table of Spark or Hive, or name its folders.
 _NOT_COPIED = re.compile(
     "|".join(map(re.escape, (_PURGE, METADATA_PATH, *DATA_PATHS, NAME_MAPPING, "serialization.format", "path")))
     + r"|external|transient_lastddltime|last_modified_(?:by|time)|bucketing_version|column_stats_accurate"
     + r"|num(?:files|rows|partitions|fileserasurecoded)|(?:total|rawdata)size|spark\.sql\..*",
     re.IGNORECASE,
 )
-# Spark's metadata of a field that gives existing rows a value.
+# The key in Spark's metadata of a field for the value that existing rows have.
 _DEFAULT = "EXISTS_DEFAULT"
 
 
@@ -528,7 +528,7 @@ def table_source(
 
 
 def _reason_to_share(described: Mapping[str, Any], properties: Mapping[str, str]) -> str | None:
-    """Return why a table keeps owning its files; None if another table can own them."""
+    """Return why a table keeps the ownership of its files; None if another table can own them."""
     if described.get("type") == "MANAGED":
         return "Spark manages the table, so that DROP TABLE deletes its files"
     if any(key.lower() == _PURGE and value.lower() == "true" for key, value in properties.items()):
@@ -537,7 +537,7 @@ def _reason_to_share(described: Mapping[str, Any], properties: Mapping[str, str]
 
 
 def _described(spark: SparkSession, name: str) -> tuple[DataFrame, dict[str, Any]]:
-    """Return a table, and what Spark's catalog says about it."""
+    """Return a table, and its description in Spark's catalog."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -551,7 +551,7 @@ def _described(spark: SparkSession, name: str) -> tuple[DataFrame, dict[str, Any
 
 
 def _format(described: Mapping[str, Any]) -> str | None:
-    """Return the format of a table's files; None if it is another one."""
+    """Return the format of a table's files; None if it is not supported."""
     provider = str(described.get("provider", "")).lower()
     text = str(described.get("serde_library", "")).lower() if provider == "hive" else provider
     return next((name for name in _FORMATS if (name in text if provider == "hive" else name == text)), None)

@@ -22,7 +22,7 @@ from sparkmeta.write.existing_tasks import FILE_PATH, FOLDERS, format_of
 
 SHAPE: Final = "shape"
 SHAPES = pa.schema([pa.field(SHAPE, pa.string()), pa.field(FILE_PATH, pa.string())])
-"""What some files have in common, as JSON, and the first of their paths; see `Shape`."""
+"""The merged columns of some files, as JSON, and the first of their paths; see `Shape`."""
 
 UNKNOWN, STRING, _INSTANT = "unknown", "string", "timestamptz"
 _INT96: Final = "INT96"
@@ -35,7 +35,7 @@ _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 @dataclass(frozen=True)
 class ShapeReader:
-    """Returns the shapes of files, rows of `FILE_PATH` and `FOLDERS`. Picklable.
+    """Reads the shapes of files, rows of `FILE_PATH` and `FOLDERS`. Picklable.
 
     Attributes:
         reader: opens the files.
@@ -82,7 +82,7 @@ def _parquet_columns(schema: pq.ParquetSchema) -> tuple[IcebergColumn, ...]:
 
 
 def _orc_columns(columns: Iterable[IcebergColumn], fields: Iterable[pa.Field]) -> tuple[IcebergColumn, ...]:
-    """Return the columns of an ORC file. The format does not say how precise its times are."""
+    """Return the columns of an ORC file. The format does not record the precision of times."""
     return tuple(_orc_column(column, orc_field) for column, orc_field in zip(columns, fields, strict=True))
 
 

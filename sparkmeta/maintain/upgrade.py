@@ -169,7 +169,7 @@ class UpgradePlan(TablePlan[TableT]):
 
     @cached_property
     def compaction(self) -> CompactionPlan[TableT] | None:
-        """The plan of the compaction; None without a compaction."""
+        """The plan of the compaction; None if the upgrade does not compact."""
         if not self.compact:
             return None
         upgraded = replace(self.table.state, metadata=self.apply(self.table.state))
@@ -330,15 +330,15 @@ class UndoUpgradePlan(TablePlan[TableT]):
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the metadata of a state in the earlier version. For `commit`."""
-        undone = undo_upgrade(_of_tree(state.metadata), self.to_version)
+        """Return the metadata of a state in the earlier format version. For `commit`."""
+        undone = undo_upgrade(_tree_metadata(state.metadata), self.to_version)
         now = max(int(time.time() * 1000), undone.last_updated_ms)
         return undone.model_copy(update={"last_updated_ms": now})
 
 
 def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradePlan[TableT]:
     """See `Maintenance.undo_upgrade`."""
-    metadata = _of_tree(table.metadata)
+    metadata = _tree_metadata(table.metadata)
     if format_version is not None and format_version not in (1, 2, 3, 4):
         raise ValidationError(f"{table.full_name}: there is no format version {format_version} to go back to")
     version = _version_before(table.state) if format_version is None else format_version
@@ -347,7 +347,7 @@ def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradeP
     return UndoUpgradePlan(table, version)
 
 
-def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
+def _tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
     if not isinstance(metadata, TableMetadataV4) or not has_tree(metadata):
         raise ValidationError(f"{metadata.location}: the table has no metadata tree, so there is no upgrade to undo")
     return metadata

@@ -66,7 +66,7 @@ class Signer:
         """Return the ticket of a token; None if this secret has not signed it, or it has expired."""
         try:
             payload, signature = (base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in token.split("."))
-            # The last letter of Base64 has bits that decoding ignores.
+            # The last character of Base64 has bits that decoding ignores.
             if f"{_text(payload)}.{_text(signature)}" != token:
                 return None
             if not hmac.compare_digest(signature, self._signature(payload)):
@@ -128,8 +128,8 @@ class Principals:
 
     Attributes:
         by_token: the users.
-        header: the header in which a proxy that has a token names the user whom it has authenticated, by OIDC or
-            otherwise. The token's patterns hold for all of its users.
+        header: the header in which a proxy with a token names the user that it has authenticated, by OIDC or otherwise.
+            The token's patterns apply to all of the proxy's users.
     """
 
     by_token: Mapping[str, Principal] = field(repr=False)
@@ -219,13 +219,14 @@ class ServeOptions:
 
     Attributes:
         host: the address to listen on.
-        port: the port to listen on; 0 takes a free one.
+        port: the port to listen on; 0 chooses a free one.
         principals: who may read what. If None, everyone may read everything, which is allowed only on a loopback
             address.
         secret: signs the tokens of plans. Replicas that share a spool share it, so that each serves the others' pages.
-        spool: the folder of large plans' pages, which the driver and the executors see; None: a temporary folder.
+        spool: the folder of large plans' pages, which the driver and the executors can access; None for a temporary
+            folder.
         spool_properties: properties of the FileIO that opens the spool, if it is on a store.
-        page_tasks: how many scan tasks a page has at most.
+        page_tasks: the maximum number of scan tasks on a page.
         page_bytes: the maximum size of a page; a larger task gets a separate page.
         driver_files: plans whose manifests list at most this many files are collected on the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
@@ -236,8 +237,8 @@ class ServeOptions:
         cached_bytes: how much of the answers of finished plans is kept in memory.
         vend_credentials: whether clients that ask for credentials get the ones that the catalog vends to the service.
         max_request_bytes: the largest request body, in bytes.
-        max_pages: how many pages a plan has at most.
-        max_spool_bytes: how many bytes this service has in the spool at most.
+        max_pages: the maximum number of pages of a plan.
+        max_spool_bytes: the maximum number of bytes that this service has in the spool.
     """
 
     host: str = "127.0.0.1"

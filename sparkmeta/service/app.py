@@ -104,15 +104,15 @@ ENDPOINTS = (
     f"DELETE {_TABLE}/plan/{{plan-id}}",
     f"POST {_TABLE}/tasks",
 )
-"""The endpoints, spelled as in the protocol's specification: clients compare these texts."""
+"""The endpoints, spelled as in the protocol's specification: clients compare these strings."""
 
 _SEPARATOR = "\x1f"
 # This client can't poll, and reads no null in partitions.
 _IMPATIENT = "pyiceberg"
 _LOOK_SECONDS = 0.5
-# Within these seconds a request's body has to arrive.
+# A request's body has to arrive within this number of seconds.
 _BODY_SECONDS = 60.0
-# Running and waiting ones.
+# Maximum number of calls of the catalog that run or wait.
 _MOST_CATALOG_CALLS = 256
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/?#@,\[\]]+))(?::\d{1,5})?")
 # Shorter answers are not compressed.
@@ -233,8 +233,10 @@ class App:
         return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
 
     def _refuse_foreign_host(self, request: Request) -> None:
-        """Raise ApiError if a request to a service without users has another host name: a web page may have forged
-        it."""
+        """Raise ApiError if a request to a service without users names another host.
+
+        A web page may have forged such a request.
+        """
         if (header := request.headers.get("host")) is None:
             return
         parts = _HOST.fullmatch(header)
@@ -248,7 +250,7 @@ class App:
         namespace = tuple(path[0].split(_SEPARATOR)) if path else ()
         table = (*namespace, path[2]) if len(path) > 2 else ()
         call = Call(request, principal, namespace, table, path[4] if len(path) > 4 else "")
-        shape = "/".join("*" if place in (0, 2, 4) else part for place, part in enumerate(path))
+        shape = "/".join("*" if index in (0, 2, 4) else part for index, part in enumerate(path))
         handler = {
             "GET ": ("namespaces", self._namespaces),
             "GET *": ("namespace", self._namespace),
@@ -297,7 +299,7 @@ class App:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _config(self, _call: Call) -> Response:
-        # Iceberg's Java library takes the mode from each table, pyiceberg only from here.
+        # Iceberg's Java library reads the mode from each table, pyiceberg only from this response.
         return _json({"defaults": {}, "overrides": {MODE: SERVER}, "endpoints": list(ENDPOINTS)})
 
     # -- the catalog ------------------------------------------------------------------------------------------------
@@ -397,7 +399,7 @@ class App:
         self.metrics.planned(pages.tasks)
         credentials = served.credentials if served is not None and self._vends(call, served) else ()
         answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal, credentials)
-        # Many tokens take long to sign.
+        # Signing many tokens takes long.
         data = await self._in_thread(answer) if pages.names else answer()
         headers = {"cache-control": "no-store"}
         if call.takes_gzip and len(data) > _LONG:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
-"""The result of a Spark task: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
+"""The result of a Spark task: a page that it has written, or its few scan tasks (`rows`, an Arrow stream)."""
 
 SUFFIX = ".page"
 """The suffix of files of compressed text. PyArrow would compress a file named `.gz` again."""
@@ -51,7 +51,7 @@ _COLUMNS = ["task", "delete_files"]
 def page_text(rows: pa.Table) -> bytes:
     """Return the members of a ScanTasks object: `"delete-files":[...],"file-scan-tasks":[...]`.
 
-    References to delete files are their places in the same text, where each delete file occurs once.
+    References to delete files are indices into the same text, which contains each delete file once.
     """
     tasks = pc.cast(rows.column("task").combine_chunks(), pa.large_string())
     deletes = pc.cast(rows.column("delete_files").combine_chunks(), pa.list_(pa.large_string()))
@@ -59,10 +59,10 @@ def page_text(rows: pa.Table) -> bytes:
     if not len(occurrences):
         return b'"file-scan-tasks":[' + _joined(tasks) + b"]"
     encoded = occurrences.dictionary_encode()
-    places = pc.cast(encoded.indices, pa.large_string())
+    indices = pc.cast(encoded.indices, pa.large_string())
     lengths = pc.fill_null(pc.list_value_length(deletes), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(pc.cumulative_sum(lengths), pa.int32())])
-    references = pc.binary_join(pa.ListArray.from_arrays(offsets, places), pa.scalar(",", pa.large_string()))
+    references = pc.binary_join(pa.ListArray.from_arrays(offsets, indices), pa.scalar(",", pa.large_string()))
     empty = pa.scalar("", pa.large_string())
     cut = pc.utf8_slice_codeunits(tasks, 0, -1)
     head, tail = (pa.scalar(text, pa.large_string()) for text in (',"delete-file-references":[', "]}"))
@@ -92,8 +92,8 @@ def compressed(data: bytes) -> bytes:
 def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
     """Cut rows into pages of at most `tasks` tasks and `size` bytes, but at least one task.
 
-    The bytes are counted over the rows. A page has a delete file only once, but all copies are in memory while it is
-    made.
+    Bytes are counted by row. A page contains each delete file once, but all of its copies are in memory while the page
+    is made.
     """
     start = 0
     if len(rows) <= tasks and rows.nbytes <= size:
@@ -109,7 +109,7 @@ def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
 
 
 def _running_bytes(rows: pa.Table) -> np.ndarray:
-    """Return how many bytes the tasks up to each row have, with their delete files."""
+    """Return the total bytes of the tasks up to each row, with their delete files."""
     tasks = np.cumsum(pc.binary_length(rows.column("task")).to_numpy(), dtype=np.int64)
     deletes = rows.column("delete_files").combine_chunks()
     sums = np.cumsum(pc.binary_length(deletes.flatten()).to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -132,8 +132,8 @@ class PageWriter:
     Attributes:
         folder: the plan's folder in the spool.
         writer: writes its files.
-        page_tasks: the limit of tasks of a page.
-        page_bytes: the limit of bytes of a page.
+        page_tasks: the maximum number of tasks on a page.
+        page_bytes: the maximum size of a page in bytes.
         returned_tasks: if a Spark task has at most this many scan tasks, it returns them instead.
     """
 
@@ -213,10 +213,10 @@ class Spool:
         return f"{int(time.time()):010x}-{uuid.uuid4().hex}"
 
     def prepare(self, result: str) -> str:
-        """Return the folder of a plan, made if it is a local one.
+        """Return the folder of a plan. A local folder is created.
 
         Raises:
-            FileAccessError: it can't be made.
+            FileAccessError: the folder can't be created.
         """
         folder = join(self.folder, result)
         if is_local(folder):

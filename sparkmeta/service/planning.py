@@ -65,11 +65,11 @@ class PlanSession:
     _tables: OrderedDict[str, Table] = field(default_factory=OrderedDict)
 
     def table(self, table: Table) -> Table:
-        """Return a table as this session reads it, with the manifests that its state has read."""
+        """Return a table bound to this session, with the manifests that its state has read."""
         if table.state.sessions.given is self.spark:
             return table
         bound = self._tables.get(table.metadata_location)
-        # A table that was loaded again may have other credentials.
+        # A reloaded table may have other credentials.
         if bound is None or bound.state.files is not table.state.files or bound.metadata is not table.metadata:
             bound = replace(table, state=replace(table.state, sessions=SessionSource(self.spark)))
             self._tables[table.metadata_location] = bound
@@ -82,8 +82,8 @@ class PlanSession:
 class PlanSessions:
     """A session for each thread that plans.
 
-    Classic Spark interrupts a tag only from the thread that has set it, which waits for its job, but all jobs of a
-    session from any thread. On Spark Connect, tags suffice, and sessions are not cheap.
+    In classic Spark, only the thread that has set a tag can interrupt it, and this thread waits for its job. Any thread
+    can interrupt all jobs of a session. On Spark Connect, tags suffice, and sessions are expensive.
     """
 
     def __init__(self, sessions: SessionSource) -> None:
@@ -95,7 +95,7 @@ class PlanSessions:
     @contextmanager
     def running(self, plan: str) -> Iterator[PlanSession]:
         """Run a plan in this thread's session."""
-        session = self._of_thread()
+        session = self._thread_session()
         with self._lock:
             self._running[plan] = session
         by_tag = is_connect(session.spark)
@@ -124,7 +124,7 @@ class PlanSessions:
             elif still_runs:
                 session.spark.interruptAll()
 
-    def _of_thread(self) -> PlanSession:
+    def _thread_session(self) -> PlanSession:
         session: PlanSession | None = getattr(self._own, "session", None)
         if session is None:
             spark = self._sessions.get()
@@ -133,7 +133,7 @@ class PlanSessions:
 
 
 def _copy(spark: SparkSession) -> SparkSession:
-    """Return a new session with the settings of another one."""
+    """Return a new session with the settings of another session."""
     copy = spark.newSession()
     for key, value in spark.conf.getAll.items():
         # Sessions share the settings that can't be set. `isModifiable` knows only Spark's own.
@@ -203,7 +203,7 @@ class Runs:
         self._lock = threading.Lock()
         self._all: dict[str, Run] = {}
         self._unfinished: dict[str, Run] = {}
-        # Those that further requests join by their key, the least recently used first.
+        # The plans that further requests join, by key, the least recently used first.
         self._shared: OrderedDict[Any, Run] = OrderedDict()
         self._shared_bytes = self._spooled_bytes = 0
         self._forgotten: list[str] = []
@@ -271,7 +271,7 @@ class Runs:
             self._settle(run)
 
     def finish(self, run: Run, pages: Pages) -> None:
-        """Note that a plan has succeeded. Others are forgotten if there is no room for all.
+        """Note that a plan has succeeded. Other plans are forgotten if there is no room for all.
 
         Raises:
             ApiError: it was cancelled, or the spool has no room for its pages.
@@ -410,7 +410,7 @@ _STOP_STEP = 0.05
 class Planning:
     """Runs plans in a bounded number of threads, and hands out their results.
 
-    A thread makes a plan of few manifests itself, and others by Spark, in a session of its own. Plans of many files
+    A thread makes plans of few manifests itself. For other plans it uses Spark, in its own session. Plans of many files
     have separate threads, half as many, so that they don't hold up plans of few files.
     """
 
@@ -428,7 +428,7 @@ class Planning:
     def submit(
         self, table: Table, request: PlanRequest, principal: Principal, *, null_partitions: bool
     ) -> tuple[Run, str]:
-        """Start a plan, or join one that runs or is kept. Return it and the id of the plan for this request.
+        """Start a plan, or join a plan that runs or is kept. Return the plan and its id for this request.
 
         Raises:
             ApiError: too many plans wait.
@@ -518,12 +518,12 @@ class Planning:
         """Return the ticket in a token.
 
         Raises:
-            ApiError: it is not a token of such a plan or page, of this table and user, or it has expired.
+            ApiError: the token is not for a plan or page of this table and user, or it has expired.
         """
         ticket = self._signer.ticket(token)
         if ticket is None or bool(ticket.page) != page or (ticket.table, ticket.principal) != (table, principal.name):
-            what = ("plan task", NO_TASK) if page else ("plan id", NO_PLAN)
-            raise ApiError(404, what[1], f"{'.'.join(table)}: there is no such {what[0]}, or it has expired")
+            kind = ("plan task", NO_TASK) if page else ("plan id", NO_PLAN)
+            raise ApiError(404, kind[1], f"{'.'.join(table)}: there is no such {kind[0]}, or it has expired")
         return ticket
 
     def completed(

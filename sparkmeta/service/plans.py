@@ -1,4 +1,4 @@
-"""The tables of a service, and the pages of their plans, from a request to a scan to what Spark makes."""
+"""The tables of a service, and the pages of their plans: from a request to a scan to Spark's result."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
 
 
 def _by_its_schema(table: Table, scan: Scan) -> Scan:
-    """Return the scan of a snapshot by its schema, or by the table's if the client can only mean this one.
+    """Return the scan with the snapshot's schema, or with the table's if the client can only mean the latter.
 
     Spark always asks for the snapshot's schema, even if it reads the head of a branch with the table's schema. It may
     have loaded the table before the branch moved on.
@@ -139,9 +139,9 @@ def _by_its_schema(table: Table, scan: Scan) -> Scan:
     names = _filter_names(scan.row_filter)
     fields = [_fields(names, schema, scan.case_sensitive) for schema in _schemas_at(table, scan)]
     of_snapshot = fields[0]
-    known = [each for each in fields if each is not None]
+    known = [by_name for by_name in fields if by_name is not None]
     for name in names:
-        targets = {_comparison_target(each[name]) for each in known}
+        targets = {_comparison_target(by_name[name]) for by_name in known}
         if len(targets) > 1:
             raise UnsupportedError(
                 f"column {shown(name)} of the filter is {' or '.join(sorted(targets))}: the schema of snapshot "
@@ -158,11 +158,11 @@ def _schemas_at(table: Table, scan: Scan) -> list[Schema]:
     table's.
     """
     first, metadata = scan.schema(), table.metadata
-    last = [each.schema_id for each in metadata.snapshots if each.parent_snapshot_id == scan.snapshot_id]
+    last = [child.schema_id for child in metadata.snapshots if child.parent_snapshot_id == scan.snapshot_id]
     if any(ref.snapshot_id == scan.snapshot_id and ref.snapshot_ref_type == "branch" for ref in table.refs().values()):
         last.append(metadata.current_schema_id)
     ids = {schema_id for end in last if end is not None for schema_id in (*range(first.schema_id + 1, end + 1), end)}
-    return [first, *(each for each in metadata.schemas if each.schema_id in ids - {first.schema_id})]
+    return [first, *(schema for schema in metadata.schemas if schema.schema_id in ids - {first.schema_id})]
 
 
 def _comparison_target(field: NestedField) -> str:
@@ -214,7 +214,7 @@ class PageMaker:
     spool: Spool
 
     def make(self, result: str, tasks: Relation, files: int | None, min_rows: int | None) -> Pages:
-        """Run a plan. Small ones are brought to the driver, which writes all but the first page to the spool.
+        """Run a plan. The driver collects small plans, and writes all but the first page to the spool.
 
         Args:
             result: the plan's name in the spool.
@@ -231,8 +231,8 @@ class PageMaker:
             enough = None if min_rows is None else _enough(rows, min_rows)
             return self._from_driver(result, rows if enough is None else enough)
         if min_rows is not None:
-            sure = tasks.where("sure_rows > 0").limit(max(1, min(min_rows, _MOST_LIMITED))).toArrow()
-            if (enough := _enough(sure, min_rows)) is not None:
+            sure_tasks = tasks.where("sure_rows > 0").limit(max(1, min(min_rows, _MOST_LIMITED))).toArrow()
+            if (enough := _enough(sure_tasks, min_rows)) is not None:
                 return self._from_driver(result, enough)
         return self._from_tasks(result, tasks, files)
 
@@ -268,8 +268,8 @@ class PageMaker:
             )
         spooled = pc.sum(written.column("bytes")).as_py() or 0
         count = pc.sum(pages.column("tasks")).as_py() or 0
-        few = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
-        first = self._from_driver(result, pa.concat_tables(few) if few else _NO_ROWS)
+        returned_tasks = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
+        first = self._from_driver(result, pa.concat_tables(returned_tasks) if returned_tasks else _NO_ROWS)
         return Pages(result, first.first, first.names + names, count, spooled + first.spooled)
 
     def _check_pages(self, pages: int) -> None:
@@ -280,13 +280,13 @@ class PageMaker:
 
 def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:
     """Return the first tasks that are certain to hold `min_rows` rows together; None if there are none."""
-    sure = rows.filter(pc.greater(rows.column("sure_rows"), 0))
-    if not len(sure):
-        return sure if min_rows <= 0 else None
-    totals = pc.cumulative_sum(sure.column("sure_rows")).combine_chunks().to_numpy()
+    sure_tasks = rows.filter(pc.greater(rows.column("sure_rows"), 0))
+    if not len(sure_tasks):
+        return sure_tasks if min_rows <= 0 else None
+    totals = pc.cumulative_sum(sure_tasks.column("sure_rows")).combine_chunks().to_numpy()
     if totals[-1] < min_rows:
         return None
-    return sure.slice(0, int(totals.searchsorted(min_rows, side="left")) + 1)
+    return sure_tasks.slice(0, int(totals.searchsorted(min_rows, side="left")) + 1)
 
 
 # -- Table metadata as clients see it ---------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ _REFUSALS = {
     "write.metadata.path": _NO_FOLDER,
     "gc.enabled": "false",
 }
-# A location provider would not look at the paths above.
+# A location provider would ignore the paths above.
 _WITHOUT = ("write.location-provider.impl",)
 
 
@@ -349,7 +349,7 @@ MODE = "scan-planning-mode"
 SERVER, CLIENT = "server", "client"
 CREDENTIALS = "storage-credentials"
 _MOST_TABLES = 256
-# Part of ETags, to be changed with the way in which tables are shown.
+# A part of ETags. Change it whenever tables are shown in another way.
 _SHOWN_AS = "2"
 
 
@@ -379,7 +379,9 @@ class ServedTable:
             # Without refs, the current snapshot is the head of main (table spec, Table Metadata).
             heads = {metadata.get("current-snapshot-id")}
             heads.update(ref["snapshot-id"] for ref in metadata.get("refs", {}).values())
-            metadata["snapshots"] = [each for each in metadata.get("snapshots", ()) if each["snapshot-id"] in heads]
+            metadata["snapshots"] = [
+                snapshot for snapshot in metadata.get("snapshots", ()) if snapshot["snapshot-id"] in heads
+            ]
         mode = SERVER if is_planned(self.table) else CLIENT
         document: dict[str, Any] = {
             "metadata-location": self.table.metadata_location,
@@ -403,11 +405,11 @@ def is_planned(table: Table) -> bool:
 def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
     operations = table.operations
     vended = operations.credentials if isinstance(operations, RestOperations) else ()
-    return tuple({"prefix": each.prefix, "config": each.config} for each in vended)
+    return tuple({"prefix": credential.prefix, "config": credential.config} for credential in vended)
 
 
 def version_key(table: Table) -> tuple[str, str, int]:
-    """Return what identifies a version of a table. A location does not: a dropped table may have had the same one."""
+    """Return the key of a version of a table. A location is not enough: a dropped table may have had the same one."""
     metadata = table.metadata
     return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
 

@@ -40,7 +40,7 @@ INTERNAL = "InternalServerError"
 CANCELLED = "PlanCancelledException"
 TIMEOUT = "GatewayTimeoutException"
 
-# The first that fits counts. Errors of the table's metadata and files are none of these.
+# The first matching entry counts. Errors of the table's metadata and files match none of these.
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchTableError, 404, NO_TABLE),
     (NoSuchNamespaceError, 404, NO_NAMESPACE),
@@ -53,7 +53,7 @@ _MAX_CHARS = 2_000
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error as clients get it.
+    """An error in the form that clients get.
 
     Attributes:
         status: the HTTP status.
@@ -139,7 +139,7 @@ class PlanRequest:
 
     @property
     def digest(self) -> bytes:
-        """The hash of all that the plan depends on. The filter itself may take a megabyte."""
+        """The hash of everything that the plan depends on. The filter itself may be as large as a megabyte."""
         ids = (self.snapshot_id, self.by_snapshot, self.from_exclusive, self.to_inclusive)
         parts = (self.filter_text, self.case_sensitive, self.min_rows, sorted({*self.stats_fields}), *ids)
         return hashlib.sha256(json.dumps(parts).encode()).digest()
@@ -222,7 +222,7 @@ def _names(document: dict[str, Any], name: str) -> tuple[str, ...] | None:
     value = document.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _invalid(name, value, "expected a list of names")
     return tuple(value)
 

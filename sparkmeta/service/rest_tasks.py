@@ -124,8 +124,8 @@ def converted(
     Args:
         matched: data entries with `deletes` and the columns of `metrics_columns`.
         scan_filter: the scan's filter.
-        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`. A
-            tuple with bytes is too, since clients without null support mistake bytes for text.
+        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`. So is
+            a tuple with bytes, since clients without null support mistake bytes for text.
         stats_ids: the columns whose sizes, counts and bounds to include.
 
     Returns:
@@ -285,7 +285,7 @@ def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
 
 
 def _without_infinities(bound: BooleanExpression) -> BooleanExpression:
-    """Return a filter without NOT as one that keeps more rows: JSON has no infinities, and Java can't read its own."""
+    """Widen a filter without NOT so that it has no infinities: JSON has none, and Java can't read the ones it writes."""
 
     def is_infinite(leaf: BooleanExpression) -> bool:
         values: Iterable[Any] = leaf.value_set if isinstance(leaf, BoundSetPredicate) else ()
@@ -345,7 +345,7 @@ def _is_retyped(state: TableState, field: PartitionField, schema: Schema) -> boo
     if source_id not in current.field_ids & schema.field_ids:
         return False
     read_type, current_type = schema.find_type(source_id), current.find_type(source_id)
-    # pyiceberg does not know that dates become timestamps.
+    # pyiceberg does not support the promotion of dates to timestamps.
     if read_type == current_type or isinstance(read_type, DateType):
         return False
     try:

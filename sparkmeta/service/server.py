@@ -99,7 +99,7 @@ class Service:
             SessionError: the port is taken.
         """
         listening = self._begin()
-        # uvicorn raises SIGTERM again once it has stopped, which must not end the process before the plans are.
+        # uvicorn raises SIGTERM again once it has stopped. This must not end the process before the plans have ended.
         in_main = threading.current_thread() is threading.main_thread()
         previous = signal.signal(signal.SIGTERM, lambda *_: None) if in_main else None
         try:
@@ -152,7 +152,7 @@ class Service:
         except OSError as error:
             self._end()
             raise SessionError(f"the service can't listen on {host}:{port}: {error.strerror or error}") from error
-        # Otherwise the body of an answer waits up to 40 ms for the client to acknowledge its head.
+        # Without this, the body of a response waits up to 40 ms for the client to acknowledge its headers.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port = listening.getsockname()[1]
         _log.info("serving on %s", self.uri)
