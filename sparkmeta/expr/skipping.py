@@ -351,8 +351,8 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), filter_stats)
     pushed = [any_of(record_count.isNull(), record_count < 0, test) for test in tests]
-    by_driver = as_column(all_of(counted != 0, exact))
-    return sql.spelled(as_column(all_of(counted != 0, *pushed, exact)), by_driver.operation, *by_driver.operands)
+    in_arrow = as_column(all_of(counted != 0, exact))
+    return sql.spelled(as_column(all_of(counted != 0, *pushed, exact)), in_arrow.operation, *in_arrow.operands)
 
 
 def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:

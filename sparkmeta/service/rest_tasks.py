@@ -285,7 +285,7 @@ def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
 
 
 def _without_infinities(bound: BooleanExpression) -> BooleanExpression:
-    """Widen a filter without NOT so that it has no infinities: JSON has none, and Java can't read the ones it writes."""
+    """Widen a filter without NOT, so that it has no infinities: JSON has none, and Java can't read what it writes."""
 
     def is_infinite(leaf: BooleanExpression) -> bool:
         values: Iterable[Any] = leaf.value_set if isinstance(leaf, BoundSetPredicate) else ()
