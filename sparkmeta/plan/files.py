@@ -21,8 +21,8 @@ What runs when:
   them. Before other deletes are joined, up to two jobs inspect them. The first collects the columns that equality
   deletes compare, unless the snapshot's summary counts no equality deletes. If there are none, the second checks
   whether all deletes are deletion vectors.
-- `plan_files_arrow` starts no session if the driver decodes and matches everything. It does not match more than 150,000
-  pairs of a data file and a delete (`plan/costs.py`), nor manifests that the manifest cache lacks.
+- `plan_files_arrow` starts no session if the driver decodes and matches everything: at most 300,000 pairs of a data
+  file and a delete (`plan/costs.py`), and no manifests that the manifest cache lacks.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
 - `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only
   manifests without counts, and runs no job if all have counts. With a filter, it counts the matching entries by a job,

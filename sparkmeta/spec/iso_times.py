@@ -15,7 +15,8 @@ _CYCLE_DAYS: Final = 146_097
 
 _DATE: Final = r"(?P<year>[+-]?\d{4,9})-(?P<month>\d\d)-(?P<day>\d\d)"
 _TIME: Final = r"(?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
-_OFFSET: Final = r"(?P<offset>[zZ]|[+-]\d\d:?\d\d)"
+# From -18:00 to +18:00, as in Java.
+_OFFSET: Final = r"(?P<offset>[zZ]|[+-](?:(?:0\d|1[0-7]):?[0-5]\d|18:?00))"
 _ISO_DATE: Final = re.compile(_DATE, re.ASCII)
 _ISO_TIME: Final = re.compile(_TIME, re.ASCII)
 _ISO_TIMESTAMP: Final = re.compile(f"{_DATE}(?:[T ]{_TIME}{_OFFSET}?)?", re.ASCII)
