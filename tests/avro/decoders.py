@@ -47,13 +47,13 @@ def values_or_error(data: bytes, projection: EntryProjection, compiled: bool) ->
     except SparkmetaError as error:
         assert LOCATION in str(error)  # noqa: PT017
         return "refused"
-    return repr([[builtin(column) for column in batch.columns] for batch in batches])
+    return repr([[python_values(column) for column in batch.columns] for batch in batches])
 
 
-def builtin(array: pa.Array) -> Any:
+def python_values(array: pa.Array) -> Any:
     """Return Python values, with numbers for dates and times, since Python's types don't cover Iceberg's range."""
     if pa.types.is_struct(array.type):
-        return [array.is_valid().to_pylist(), *map(builtin, array.flatten())]
+        return [array.is_valid().to_pylist(), *map(python_values, array.flatten())]
     if pa.types.is_temporal(array.type):
         return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
     return array.to_pylist()

@@ -43,7 +43,7 @@ def test_odd_metadata_is_read_as_java_reads_it(group: int, tmp_path: Path, spark
             ours = planned(table, row_filter, seed + place)
             theirs = javas(java, odd, row_filter)
             assert ours <= everything, told(seed, odd)
-            if odd.plain:
+            if odd.regular:
                 assert theirs is not None
                 # Java's evaluators put null first, and keep the partitions of null (test_plan_java.py).
                 more = {path for path in theirs - ours if "=null" not in path}
@@ -70,7 +70,7 @@ def planned(table: sm.Table, row_filter: str | None, turn: int) -> set[str]:
 
 def javas(java: Java, odd: OddTable, row_filter: str) -> set[str] | None:
     """Java's plan; None if it fails, as it does for bounds of a wrong length."""
-    if not odd.plain:
+    if not odd.regular:
         return None
     try:
         return set(java.table(odd.location).paths(parse_filter(row_filter)))

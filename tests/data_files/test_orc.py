@@ -63,11 +63,11 @@ def least_nanos(path: Path) -> int:
         parts = OrcParts(source, str(path))
         for stripe in [field.value for field in parts.footer if field.number == 3]:
             place, index, data, footer = (number_in(stripe, number) for number in (1, 2, 3, 4))
-            for field in parsed(parts.plain(parts.read(place + index + data, footer))):
+            for field in parsed(parts.decoded(parts.read(place + index + data, footer))):
                 if field.number == 1:
                     length = number_in(field.value, 3)
                     if number_in(field.value, 1) == SECONDARY:
-                        runs = decoded_runs(parts.plain(parts.read(place, length)))
+                        runs = decoded_runs(parts.decoded(parts.read(place, length)))
                         least = min([least, *(int(run.min()) for run in runs)])
                     place += length
     return least

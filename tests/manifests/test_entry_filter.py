@@ -18,7 +18,7 @@ from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.iceberg_writer import write_iceberg_leaf
 from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
 from sparkmeta.manifests.v4.layout import TreeTypes, write_manifest
-from tests.avro.decoders import PART, decoded, plain
+from tests.avro.decoders import PART, decoded, python_values
 from tests.avro.random_manifests import random_manifest
 from tests.handmade import HandmadeTable, data, long_bounds
 from tests.manifests.entry_rows import DATA, STATS, bounds, entry_table, file_row, version
@@ -107,7 +107,9 @@ def test_kept_entries_are_as_without_a_filter(seed: int, compiled: bool) -> None
 
 def values(table: pa.Table) -> str:
     """Return values as text, in which NaN equals NaN."""
-    return repr([plain(pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])) for column in table.columns])
+    return repr(
+        [python_values(pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])) for column in table.columns]
+    )
 
 
 def test_records_in_arrow_are_taken_too() -> None:
