@@ -118,10 +118,10 @@ def outputs(notebook: Any, source: str) -> str:
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
-def shown(notebook: Any) -> list[list[str]]:
-    """The words that cells show. Those with numbers, ids and times differ between runs."""
-    texts = [[text_of(output) for output in cell.outputs] for cell in code_cells(stored(notebook))]
-    return [[_VARIES.sub("#", " ".join(text.split())) for text in of_cell if text] for of_cell in texts]
+def shown(notebook: Any) -> list[str]:
+    """The words that cells show. Words with numbers, ids and times differ between runs, as do the ends of outputs."""
+    texts = [" ".join(text_of(output) for output in cell.outputs) for cell in code_cells(stored(notebook))]
+    return [_VARIES.sub("#", " ".join(text.split())) for text in texts]
 
 
 _VARIES = re.compile(r"\S*(?:\d|/tmp|…|--)\S*(?: [KMG]iB| B)?")

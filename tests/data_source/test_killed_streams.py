@@ -101,8 +101,9 @@ def killing(rng: random.Random, kills: list[int], limit: int) -> Iterator[None]:
     ended = Event()
 
     def kill() -> None:
-        if len(kills) < limit and not ended.wait(rng.uniform(0.3, 2)):
-            with suppress(ProcessLookupError, IndexError):
+        known = len(kills)
+        while len(kills) == known < limit and not ended.wait(rng.uniform(0.1, 1)):
+            with suppress(ProcessLookupError, IndexError):  # there is no process yet
                 pid = rng.choice(workers(os.getpid()))
                 os.kill(pid, signal.SIGKILL)
                 kills.append(pid)
@@ -130,9 +131,10 @@ def test_workers_are_killed(spark: SparkSession, tmp_path: Path, version: int, m
                 case.batches.run(**case.options)
             except PySparkException:
                 continue
-        break
+        if kills:
+            break
+        case.add(rng, rows)
     case.check()
-    assert kills
     left = data_files(case.batches.table) - {local_path(path) for path in all_files(case.batches.table)}
     assert len(left) <= len(kills) * 6  # files of a task
 
