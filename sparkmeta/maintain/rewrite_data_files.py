@@ -180,8 +180,8 @@ class Rewrite:
         cut = parts(files, *tuples, *PLAN_ORDER, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
         share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
         weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
-        up_to_here = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
-        middle = F.sum("weight").over(up_to_here) - F.col("weight") / 2
+        cumulative = Window.partitionBy(NUMBER).orderBy(*PLAN_ORDER, START).rowsBetween(Window.unboundedPreceding, 0)
+        middle = F.sum("weight").over(cumulative) - F.col("weight") / 2
         output_number = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
         assigned = weighed.withColumn("output", F.least(output_number, F.col("outputs") - 1))
         part = F.struct(*PLAN_ORDER, START, STOP, *PLANNED, *tuples)

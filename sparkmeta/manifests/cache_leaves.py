@@ -248,7 +248,7 @@ def _typed(values: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
 
 
 def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa.StructArray:
-    """Return structs none of which is null at any depth, like the structs of a decoded manifest."""
+    """Return structs without nulls at any depth, like the structs of a decoded manifest."""
     by_name = {} if values is None else dict(zip(values.type.names, values.flatten(), strict=True))
     children = []
     for field in kind:

@@ -72,6 +72,10 @@ CALLS = (
     "lower(name)", "upper(s.n)", "variant_get(v, '$.a', 'long')", "variant_get(v, '$.o.d', 'double')",
     "variant_get(v, '$.a', 'string')",
 )  # fmt: skip
+# A table of version 3, and trees of version 4 without and with statistics of `CALLS`.
+KINDS = pytest.mark.parametrize(
+    ("version", "measured"), [(3, ()), (4, ()), (4, CALLS)], ids=["lists", "tree", "expressions"]
+)
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 5, dt.UTC)
 
 
@@ -279,9 +283,11 @@ def arrow_rows(rows: Sequence[dict[str, Any]], first: int) -> pa.Table:
     )
 
 
-def new_table(folder: Path, version: int = 4, layout: str = "proposal", **properties: str) -> sm.Table:
+def new_table(
+    folder: Path, version: int = 4, layout: str = "proposal", catalog: str = "sql", **properties: str
+) -> sm.Table:
     folder.mkdir(parents=True, exist_ok=True)
-    lake = sm.load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
+    lake = sm.load_catalog("lake", type=catalog, uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
     lake.create_namespace("db")
     properties |= {"write.tree.layout": layout} if version == 4 else {}
     return lake.create_table("db.t", Schema(*FIELDS), format_version=version, properties=SHRED | properties)
@@ -307,7 +313,7 @@ def filled(table: sm.Table, files: Sequence[Sequence[dict[str, Any]]]) -> tuple[
     return table, ids
 
 
-@pytest.mark.parametrize(("version", "measured"), [(3, ()), (4, ()), (4, CALLS)], ids=["lists", "tree", "expressions"])
+@KINDS
 @PROFILE
 @given(files=st.lists(rows_of_file(), min_size=1, max_size=4), filters=st.lists(FILTERS, min_size=6, max_size=6))
 def test_plans_hold_matching_rows(
@@ -377,7 +383,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize(("version", "measured"), [(3, ()), (4, ()), (4, CALLS)], ids=["lists", "tree", "expressions"])
+@KINDS
 def test_every_path(spark: SparkSession, tmp_path: Path, version: int, measured: tuple[str, ...]) -> None:
     """The driver and tasks plan the same files, and the driver and Spark read the same rows."""
     table = new_table(tmp_path, version)
@@ -398,14 +404,10 @@ def test_every_path(spark: SparkSession, tmp_path: Path, version: int, measured:
 
 
 @pytest.mark.parametrize("change", ["append", "delete"])
-@pytest.mark.parametrize(("version", "measured"), [(3, ()), (4, ()), (4, CALLS)], ids=["lists", "tree", "expressions"])
+@KINDS
 def test_streams(tmp_path: Path, version: int, measured: tuple[str, ...], change: str) -> None:
     """Streams of rows and of changes have the rows that a filter keeps."""
-    catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
-    catalog.create_namespace("db")
-    properties = SHRED | {"write.delete.mode": "merge-on-read"}
-    properties |= {"write.tree.layout": "proposal"} if version == 4 else {}
-    table = catalog.create_table("db.t", Schema(*FIELDS), format_version=version, properties=properties)
+    table = new_table(tmp_path, version, catalog="hadoop", **{"write.delete.mode": "merge-on-read"})
     table, _ = filled(with_expressions(table, *measured) if measured else table, ROWS)
     if change == "delete":
         table.delete("id IN (1, 4, 11)")
